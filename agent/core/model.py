@@ -1,0 +1,243 @@
+"""The agent's words: requests and results as frozen values.
+
+Protobuf is turned into these at the border (`server/convert.py`) and nowhere
+else; handlers take and return them. Sizes are bytes, times are seconds. A request
+that is repeated with another timeout is still the same request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent.core.pci import PciAddress, PciPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTuple:
+    """A device as the host knows it: ("pci", "0000:3b:02.1"), ("path", "/dev/vfio/45")."""
+
+    type: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockExpectation:
+    """What the block device must be; an unset member is not checked."""
+
+    serial: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest:
+    """Devices.Attach: make the device at this address usable, within `timeout`."""
+
+    id: str
+    address: PciAddress
+    kind: BlockExpectation
+    host: tuple[HostTuple, ...] = ()
+    timeout: float | None = field(default=None, compare=False)
+
+
+class NodeType(StrEnum):
+    BLOCK = "b"
+    CHAR = "c"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNode:
+    """A node in the guest's /dev."""
+
+    path: str
+    type: NodeType
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockInfo:
+    """What the kernel says of a block device."""
+
+    size: int
+    logical_block_size: int
+    read_only: bool
+    model: str = ""
+    serial: str = ""
+
+
+class DeviceState(StrEnum):
+    """Where a device of the table is in its life."""
+
+    ATTACHED = "attached"
+    LEAVING = "leaving"
+    """Prepared for unplug: no new users, its removal is expected."""
+    VANISHED = "vanished"
+    """Gone without being asked for; it stays in the table until it is detached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedDevice:
+    """A device that was made usable; `users` are the storages and containers that hold it."""
+
+    request: DeviceRequest
+    pci_path: PciPath
+    bdf: str
+    sysfs_path: str
+    driver: str
+    numa_node: int | None
+    iommu_group: int | None
+    nodes: tuple[DeviceNode, ...]
+    info: BlockInfo
+    state: DeviceState = DeviceState.ATTACHED
+    users: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSource:
+    """A file system on an attached block device."""
+
+    device_id: str
+    fs_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageRequest:
+    """Storages.Attach. Without a mount point the agent chooses one below its run directory."""
+
+    id: str
+    source: BlockSource
+    mount_point: str | None = None
+    read_only: bool = False
+    options: tuple[str, ...] = ()
+    timeout: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountedStorage:
+    """A storage that is mounted now; `users` are the containers that hold it."""
+
+    request: StorageRequest
+    mount_point: str
+    users: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageMount:
+    """A storage as a container sees it."""
+
+    storage_id: str
+    destination: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGrant:
+    """A device that a container may use."""
+
+    device_id: str
+    container_path: str | None = None
+    permissions: str = "rwm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootStorage:
+    """The container's root is a mounted storage."""
+
+    storage_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootPath:
+    """The container's root is a directory of the guest."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRequest:
+    """Containers.Create. `spec` is the OCI runtime specification as JSON bytes."""
+
+    id: str
+    spec: bytes
+    rootfs: RootStorage | RootPath
+    writable_layer: bool = False
+    storages: tuple[StorageMount, ...] = ()
+    devices: tuple[DeviceGrant, ...] = ()
+    timeout: float | None = field(default=None, compare=False)
+
+
+class ContainerState(StrEnum):
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerStatus:
+    id: str
+    state: ContainerState
+    pid: int
+    exit: ProcessExit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecRequest:
+    """Processes.Exec. `process` is OCI's process object as JSON bytes."""
+
+    container_id: str
+    exec_id: str
+    process: bytes
+    timeout: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRef:
+    """A process by name; an empty exec id means the container's own first process."""
+
+    container_id: str
+    exec_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessExit:
+    """How a process ended: `code` is its status, or 128 plus the signal that ended it."""
+
+    code: int
+    signal: int = 0
+    at: float = 0.0
+
+
+class Stream(StrEnum):
+    STDIN = "stdin"
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputChunk:
+    """Bytes of one stream from an absolute offset; `end` marks the stream's end."""
+
+    stream: Stream
+    offset: int
+    data: bytes
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSize:
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One numbered event of Sandbox.Watch."""
+
+    sequence: int
+    at: float
+    kind: str
+    subject: str
+    details: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,130 @@
+"""Sandbox.Destroy: removes everything, goes on after failures, lists what is left.
+
+Order of dependency reversed: containers, then storages, then devices. Storages
+can rest on each other, so they are tried in rounds until a round removes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from agent.core.model import AttachedDevice, ContainerStatus, MountedStorage
+
+log = logging.getLogger(__name__)
+
+GRACE: Final = 2.0
+"""Seconds that a container has between SIGTERM and SIGKILL."""
+
+
+class Containers(Protocol):
+    """What is needed of handlers.runtime.containers."""
+
+    async def remove(self, container_id: str, grace: float, timeout: float | None) -> None: ...
+    def list(self) -> tuple[ContainerStatus, ...]: ...
+
+
+class Storages(Protocol):
+    """What is needed of handlers.storage.manager."""
+
+    async def detach(self, storage_id: str, timeout: float | None) -> None: ...
+    def list(self) -> tuple[MountedStorage, ...]: ...
+
+
+class Devices(Protocol):
+    """What is needed of handlers.devices.manager."""
+
+    async def forget(self, device_id: str) -> None: ...
+    def list(self) -> tuple[AttachedDevice, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """One object and how it goes."""
+
+    name: str
+    remove: Callable[[], Awaitable[None]]
+
+
+class Teardown:
+    """Removes every object of the sandbox."""
+
+    def __init__(self, *, containers: Containers, storages: Storages, devices: Devices) -> None:
+        self._containers = containers
+        self._storages = storages
+        self._devices = devices
+
+    async def run(self, timeout: float) -> tuple[str, ...]:
+        """What could not be removed within `timeout`, one line each."""
+        deadline = Deadline.after(timeout)
+        left = await _all_at_once(self._container_removals(deadline), deadline)
+        left |= await _in_rounds(lambda: self._storage_removals(deadline), deadline)
+        left |= await _all_at_once(self._device_removals(), deadline)
+        lines = tuple(f"{name}: {why}" for name, why in left.items())
+        if lines:
+            log.warning("the sandbox is not empty: %s", "; ".join(lines))
+        return lines
+
+    def _container_removals(self, deadline: Deadline) -> list[_Removal]:
+        def removal(container_id: str) -> _Removal:
+            return _Removal(
+                f"container {container_id}",
+                lambda: self._containers.remove(container_id, GRACE, deadline.left()),
+            )
+
+        return [removal(status.id) for status in self._containers.list()]
+
+    def _storage_removals(self, deadline: Deadline) -> list[_Removal]:
+        def removal(storage_id: str) -> _Removal:
+            return _Removal(
+                f"storage {storage_id}",
+                lambda: self._storages.detach(storage_id, deadline.left()),
+            )
+
+        return [removal(mounted.request.id) for mounted in self._storages.list()]
+
+    def _device_removals(self) -> list[_Removal]:
+        """The agent forgets devices; unplugging them is the host's."""
+
+        def removal(device_id: str) -> _Removal:
+            return _Removal(f"device {device_id}", lambda: self._devices.forget(device_id))
+
+        return [removal(attached.request.id) for attached in self._devices.list()]
+
+
+async def _in_rounds(removals: Callable[[], list[_Removal]], deadline: Deadline) -> dict[str, str]:
+    left: dict[str, str] = {}
+    while pending := removals():
+        left = await _all_at_once(pending, deadline)
+        if len(left) == len(pending):
+            return left
+    return {}
+
+
+async def _all_at_once(removals: Iterable[_Removal], deadline: Deadline) -> dict[str, str]:
+    """Name and reason of each object that is still there."""
+    chosen = list(removals)
+    reasons = await asyncio.gather(*(_failure(removal, deadline) for removal in chosen))
+    return {one.name: why for one, why in zip(chosen, reasons, strict=True) if why}
+
+
+async def _failure(removal: _Removal, deadline: Deadline) -> str:
+    try:
+        async with deadline.limit():
+            await removal.remove()
+    except TimeoutError:
+        return "the time is over"
+    except AgentError as error:
+        return str(error)
+    except Exception as error:  # one object's bug must not keep all others
+        log.exception("%s: unexpected error", removal.name)
+        return f"unexpected error: {error!r}"
+    return ""

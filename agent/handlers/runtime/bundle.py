@@ -1,0 +1,152 @@
+"""The directory that a container is made from, and its writable layer.
+
+    bundles/ID/config.json    what the runtime reads
+    bundles/ID/pid            what it writes
+    bundles/ID/exec-EXEC.json, exec-EXEC.pid
+    bundles/ID/layer/         a tmpfs with the overlay's upper and work directory
+    bundles/ID/rootfs/        the overlay
+
+Everything can be taken back from the id alone, whatever part of it is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agent.core.errors import Reason, invalid, kernel_refused
+from agent.core.fileops import MountCall
+from agent.linux.mounting import MountFlag, UnmountFlag
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.core.deadlines import Deadline
+    from agent.core.roots import Roots
+
+_NOT_THERE = {errno.EINVAL, errno.ENOENT}
+"""umount2(2) on what is no mount point, or not there."""
+
+
+class Files(Protocol):
+    """What is needed of `core.fileops.FileWorkers`."""
+
+    async def mount(self, call: MountCall, deadline: Deadline) -> None: ...
+    async def unmount(self, target: str, flags: UnmountFlag, deadline: Deadline) -> None: ...
+    async def statfs(self, path: str, deadline: Deadline) -> object: ...
+
+
+class Bundle:
+    """One container's bundle, there or not."""
+
+    def __init__(self, roots: Roots, container_id: str) -> None:
+        self.path = roots.bundles / container_id
+        self.pid_file = self.path / "pid"
+        self._layer = self.path / "layer"
+        self._rootfs = self.path / "rootfs"
+
+    def make(self) -> None:
+        """Raises AgentError."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise kernel_refused(error, doing=f"make the bundle {self.path}") from error
+
+    def write_config(self, text: str) -> None:
+        self._write(self.path / "config.json", text)
+
+    def first_process(self) -> dict[str, Any]:
+        """The process object of the container's first process, as the runtime got it."""
+        config = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        return dict(config["process"])
+
+    def exec_pid_file(self, exec_id: str) -> Path:
+        return self.path / f"exec-{exec_id}.pid"
+
+    def write_exec(self, exec_id: str, text: str) -> Path:
+        path = self.path / f"exec-{exec_id}.json"
+        self._write(path, text)
+        return path
+
+    def remove_exec(self, exec_id: str) -> None:
+        for path in (self.path / f"exec-{exec_id}.json", self.exec_pid_file(exec_id)):
+            path.unlink(missing_ok=True)
+
+    async def mount_layer(self, files: Files, lower: str, size: int, deadline: Deadline) -> str:
+        """Put a layer of at most `size` bytes over `lower`; returns the root to use."""
+        upper, work = self._layer / "upper", self._layer / "work"
+        tmpfs = MountCall(
+            source="tmpfs",
+            target=str(self._layer),
+            fs_type="tmpfs",
+            flags=MountFlag.NODEV | MountFlag.NOSUID,
+            data=f"size={size},mode=0700",
+        )
+        overlay = MountCall(
+            source="overlay",
+            target=str(self._rootfs),
+            fs_type="overlay",
+            data=f"lowerdir={_escaped(lower)},upperdir={upper},workdir={work}",
+        )
+        try:
+            self._layer.mkdir(mode=0o700)
+            self._rootfs.mkdir(mode=0o755)
+            await files.mount(tmpfs, deadline)
+            # The overlay's root takes its mode from here.
+            upper.mkdir(mode=0o755)
+            work.mkdir(mode=0o700)
+            await files.mount(overlay, deadline)
+        except OSError as error:
+            raise kernel_refused(
+                error, doing=f"put a writable layer over {lower}", reason=Reason.MOUNT_REFUSED
+            ) from error
+        return str(self._rootfs)
+
+    async def unmount_layer(self, files: Files, deadline: Deadline) -> None:
+        """Take the layer off again; fine when it is not there. Raises UNMOUNT_REFUSED."""
+        for target in (self._rootfs, self._layer):
+            try:
+                await files.unmount(str(target), UnmountFlag.NOFOLLOW, deadline)
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    doing = f"take the writable layer off {target}"
+                    raise kernel_refused(
+                        error, doing=doing, reason=Reason.UNMOUNT_REFUSED
+                    ) from error
+
+    def remove(self) -> None:
+        """Only files of the agent's are in it by now: what was mounted there is not."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise kernel_refused(error, doing=f"write {path}", reason=Reason.NO_SPACE) from error
+
+
+async def check_root_directory(files: Files, path: str, deadline: Deadline) -> None:
+    """A container's root given as a path: absolute, without detours, a directory.
+
+    The file system may be a served one, so a worker looks. Raises BAD_FIELD.
+    """
+    parts = path.split("/")
+    if not path.startswith("/") or path == "/" or {"", ".", ".."} & set(parts[1:]):
+        raise invalid(
+            f"the root {path!r} is not an absolute path without '.', '..' and '//'", field="path"
+        )
+    try:
+        await files.statfs(f"{path}/.", deadline)
+    except OSError as error:
+        raise invalid(
+            f"the root {path} is not a directory that can be reached: {error.strerror}",
+            field="path",
+            hint="/usr/lib/innkeeper/rootfs is the small root in the image",
+        ) from error
+
+
+def _escaped(path: str) -> str:
+    """Backslashes before what the overlay's options give a meaning to (overlayfs.rst)."""
+    return "".join(f"\\{letter}" if letter in "\\,:" else letter for letter in path)

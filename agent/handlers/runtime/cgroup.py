@@ -1,0 +1,138 @@
+"""A container's cgroup: who is in it, ending them all, and waiting until it is empty.
+
+The runtime makes and removes the group. The agent asks the kernel for what no
+list of pids can give: `cgroup.kill` also gets what forks meanwhile (cgroup-v2.rst).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.core.errors import Reason, kernel_refused, timed_out
+from agent.core.exits import is_within
+from agent.linux import pseudo
+
+if TYPE_CHECKING:
+    from agent.core.deadlines import Deadline
+    from agent.core.roots import Roots
+
+
+class Cgroup:
+    """A group by its path (`/pods/SANDBOX/CONTAINER`), there or not."""
+
+    def __init__(self, roots: Roots, path: str) -> None:
+        self.path = path
+        self._directory = roots.cgroup / path.lstrip("/")
+
+    def members(self) -> tuple[int, ...]:
+        """Pids in the group and below; none when it is gone."""
+        texts = [pseudo.read_optional(group / "cgroup.procs") or "" for group in self._groups()]
+        # 0 is a process of another pid namespace, which can't be here but would mean us to kill(2).
+        return tuple(pid for text in texts for line in text.split() if (pid := int(line)) > 0)
+
+    def kill(self) -> None:
+        """SIGKILL to every process in it, also to those that come into being meanwhile."""
+        try:
+            pseudo.write(self._directory / "cgroup.kill", "1")
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise kernel_refused(error, doing=f"kill all of {self.path}") from error
+
+    async def wait_empty(self, deadline: Deadline) -> None:
+        """Raises OPERATION_TIMED_OUT naming who is left; a group that is gone is empty."""
+        try:
+            async with deadline.limit():
+                await self._empty()
+        except TimeoutError:
+            left = self.members()
+            raise timed_out(
+                f"the cgroup {self.path} still has the processes {left}",
+                hint="processes that even SIGKILL can't end wait for a device or a file system",
+                cgroup=self.path,
+            ) from None
+
+    def remove(self) -> None:
+        """Remove what the runtime left; raises AgentError when somebody is still in it."""
+        for group in sorted(self._groups(), reverse=True):
+            try:
+                group.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                doing = f"remove the cgroup {group}"
+                raise kernel_refused(error, doing=doing, reason=Reason.STILL_IN_USE) from error
+
+    def _groups(self) -> list[Path]:
+        """The group and all below it, parents first."""
+        return [Path(top) for top, _, _ in os.walk(self._directory)]
+
+    async def _empty(self) -> None:
+        try:
+            fd = os.open(self._directory / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, fd)
+            if _is_empty(fd):
+                return
+            # The file is always readable to poll; a change shows as POLLPRI, which asyncio
+            # can't wait for, but an epoll of our own shows as readable then.
+            changes = stack.enter_context(select.epoll())
+            changes.register(fd, select.EPOLLPRI)
+            changed = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            loop.add_reader(changes.fileno(), changed.set)
+            stack.callback(loop.remove_reader, changes.fileno())
+            while not _is_empty(fd):
+                await changed.wait()
+                changed.clear()
+
+
+def open_member(roots: Roots, pid: int, cgroup: str) -> int:
+    """A pidfd of a process in that group or below; -1 when it is gone, because
+    then nobody, or somebody else, has its number. The caller owns it."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    # Looked at after the opening: it is the process that was opened, or one that is gone.
+    text = pseudo.read_optional(roots.proc / str(pid) / "cgroup") or ""
+    if any(is_within(path, cgroup) for path in own_paths(text)):
+        return pidfd
+    os.close(pidfd)
+    return -1
+
+
+def signal_member(roots: Roots, pid: int, cgroup: str, number: int) -> None:
+    """Signal a process if it is (still) in that group."""
+    pidfd = open_member(roots, pid, cgroup)
+    if pidfd < 0:
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
+
+
+def own_paths(text: str) -> list[str]:
+    """The cgroup v2 path in a `/proc/PID/cgroup` (line `0::PATH`, cgroups(7))."""
+    return [line[3:] for line in text.split("\n") if line.startswith("0::")]
+
+
+def _is_empty(events: int) -> bool:
+    """Reading also tells the kernel what we know: only later changes are announced."""
+    try:
+        text = os.pread(events, 4096, 0).decode("ascii")
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return True
+        raise
+    return "populated 1" not in text.split("\n")

@@ -1,0 +1,80 @@
+"""What containers are made with; `agent/__main__.py` puts it together, tests with fakes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agent.handlers.runtime.cgroup import Cgroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from agent.core.deadlines import Deadline
+    from agent.core.exits import ExitWatcher
+    from agent.core.model import AttachedDevice, MountedStorage
+    from agent.core.roots import Roots
+    from agent.handlers.runtime.bundle import Files
+    from agent.handlers.runtime.runtime import Runtime
+    from agent.handlers.runtime.streams import StreamHome
+
+LAYER_SIZE = 256 << 20
+"""Bytes that a container may write over its root, in memory (`writable_layer`)."""
+
+
+class Devices(Protocol):
+    """What is needed of `handlers.devices.manager.DeviceManager`."""
+
+    def hold(self, device_id: str, user: str) -> AttachedDevice: ...
+    def release(self, device_id: str, user: str) -> None: ...
+
+
+class Storages(Protocol):
+    """What is needed of `handlers.storage.manager.StorageManager`."""
+
+    def acquire(self, storage_id: str, container_id: str) -> MountedStorage: ...
+    def release(self, storage_id: str, container_id: str) -> None: ...
+    def keep_users(self, containers: Collection[str]) -> None: ...
+
+
+class State(Protocol):
+    """What is needed of `core.state.StateStore`."""
+
+    def save(self, kind: str, key: str, data: dict[str, Any]) -> None: ...
+    def delete(self, kind: str, key: str) -> None: ...
+    def load_all(self, kind: str) -> dict[str, dict[str, Any]]: ...
+
+
+class Events(Protocol):
+    """What is needed of `core.events.EventLog`."""
+
+    def publish(
+        self, kind: str, subject: str, details: Mapping[str, str] | None = None
+    ) -> object: ...
+
+
+class Group(Protocol):
+    """What is needed of `cgroup.Cgroup`."""
+
+    def members(self) -> tuple[int, ...]: ...
+    def kill(self) -> None: ...
+    async def wait_empty(self, deadline: Deadline) -> None: ...
+    def remove(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeContext:
+    """The mechanisms; `parent` tells the cgroup of the sandbox, `/pods/SANDBOX`."""
+
+    roots: Roots
+    runtime: Runtime
+    exits: ExitWatcher
+    state: State
+    events: Events
+    files: Files
+    devices: Devices
+    storages: Storages
+    streams: StreamHome
+    parent: Callable[[], str]
+    layer_size: int = LAYER_SIZE
+    cgroup: Callable[[Roots, str], Group] = Cgroup

@@ -1,0 +1,116 @@
+"""What survives the agent of a container and of a process: values, and their JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from agent.core.model import ContainerRequest, ExecRequest, ProcessExit, ProcessRef
+
+
+class Phase(StrEnum):
+    """How far a container's last operation has come.
+
+    It is saved before the step it names, so that a restarted agent knows what
+    may be half done: CREATING is taken back, STARTING is asked of the runtime,
+    REMOVING is finished.
+    """
+
+    CREATING = "creating"
+    CREATED = "created"
+    STARTING = "starting"
+    STARTED = "started"
+    REMOVING = "removing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRecord:
+    """A container; `storages` and `devices` are the ids of what it holds."""
+
+    KIND = "containers"
+
+    id: str
+    fingerprint: str
+    cgroup: str
+    phase: Phase
+    storages: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    layer: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+    def to_data(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Self:
+        """Raises KeyError, TypeError or ValueError for data of another shape."""
+        return cls(
+            id=str(data["id"]),
+            fingerprint=str(data["fingerprint"]),
+            cgroup=str(data["cgroup"]),
+            phase=Phase(data["phase"]),
+            storages=tuple(map(str, data["storages"])),
+            devices=tuple(map(str, data["devices"])),
+            layer=bool(data["layer"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """A process, from the intent to make it to its exit.
+
+    `after` is the journal's sequence before the runtime was asked; `pid` is 0
+    until it is known; `input_end` is the length of its whole input, once told.
+    """
+
+    KIND = "processes"
+
+    container_id: str
+    exec_id: str = ""
+    fingerprint: str
+    cgroup: str
+    terminal: bool
+    after: int
+    pid: int = 0
+    input_end: int | None = None
+    exit: ProcessExit | None = None
+
+    @property
+    def key(self) -> str:
+        # Ids have no colon.
+        return f"{self.container_id}:{self.exec_id or '-'}"
+
+    @property
+    def ref(self) -> ProcessRef:
+        return ProcessRef(container_id=self.container_id, exec_id=self.exec_id)
+
+    def to_data(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Self:
+        """Raises KeyError, TypeError or ValueError for data of another shape."""
+        end, ended = data["input_end"], data["exit"]
+        return cls(
+            container_id=str(data["container_id"]),
+            exec_id=str(data["exec_id"]),
+            fingerprint=str(data["fingerprint"]),
+            cgroup=str(data["cgroup"]),
+            terminal=bool(data["terminal"]),
+            after=int(data["after"]),
+            pid=int(data["pid"]),
+            input_end=None if end is None else int(end),
+            exit=None if ended is None else ProcessExit(**ended),
+        )
+
+
+def fingerprint(request: ContainerRequest | ExecRequest) -> str:
+    """Tells the same request from another one, without keeping it: specifications are big."""
+    same = dataclasses.replace(request, timeout=None)
+    return hashlib.sha256(repr(same).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,120 @@
+"""After a restart of the agent: containers run on, and are taken over.
+
+What the earlier agent had finished is adopted; a create that was half done is
+taken back, because its caller got no answer and will ask again; a removal that
+was half done is finished. What nobody's record speaks of is swept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from typing import TYPE_CHECKING, TypeVar
+
+from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError
+from agent.handlers.runtime.leftovers import wait_for_leftovers
+from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord
+from agent.handlers.runtime.streams import PREFIX
+from agent.handlers.runtime.table import Container
+from agent.handlers.runtime.teardown import holder
+
+if TYPE_CHECKING:
+    from agent.handlers.runtime.containers import Containers
+    from agent.handlers.runtime.context import RuntimeContext
+    from agent.handlers.runtime.process import Process
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 10.0
+"""Seconds for runtime calls of the earlier agent to end by themselves."""
+
+R = TypeVar("R", ContainerRecord, ProcessRecord)
+
+
+async def restore(context: RuntimeContext, containers: Containers) -> None:
+    """Take over everything; needs the exit watcher started, devices and storages restored."""
+    await wait_for_leftovers(context.roots, Deadline.after(_PATIENCE))
+    found = [Container(context, record) for record in _load(context, ContainerRecord)]
+    by_id = {container.id: container for container in found}
+    for record in _load(context, ProcessRecord):
+        if record.container_id in by_id:
+            process = containers.new_process(record)
+            by_id[record.container_id].processes[record.exec_id] = process
+        else:
+            context.state.delete(record.KIND, record.key)
+    await asyncio.gather(*(_restore_one(context, containers, each) for each in found))
+    await _sweep(context, set(by_id))
+
+
+async def _restore_one(
+    context: RuntimeContext, containers: Containers, container: Container
+) -> None:
+    containers.table.add(container)
+    _hold_again(context, container)
+    for process in tuple(container.processes.values()):
+        await _restore_process(container, process)
+    match container.record.phase:
+        case Phase.CREATING | Phase.REMOVING:
+            containers.take_back(container)
+        case Phase.STARTING:
+            await _find_out(containers, container)
+        case _:
+            pass
+
+
+async def _restore_process(container: Container, process: Process) -> None:
+    exec_id = process.record.exec_id
+    pid_file = container.bundle.exec_pid_file(exec_id) if exec_id else container.bundle.pid_file
+    if process.pid or process.find_pid(pid_file):
+        await process.adopt()
+    elif exec_id:
+        # The runtime had not made it, and its caller got no answer.
+        del container.processes[exec_id]
+        await process.forget()
+    if exec_id:
+        container.bundle.remove_exec(exec_id)
+
+
+async def _find_out(containers: Containers, container: Container) -> None:
+    try:
+        await containers.find_out(container)
+    except AgentError as error:
+        # It counts as running: its exit comes from the journal in any case.
+        log.warning("whether container %s was started is not known: %s", container.id, error)
+        container.mark(Phase.STARTED)
+        containers.announce_exit(container)
+
+
+def _hold_again(context: RuntimeContext, container: Container) -> None:
+    """Devices don't remember who held them; storages do."""
+    for device_id in container.record.devices:
+        try:
+            context.devices.hold(device_id, holder(container.id))
+        except AgentError as error:
+            log.warning("container %s has lost device %s: %s", container.id, device_id, error)
+
+
+def _load(context: RuntimeContext, kind: type[R]) -> list[R]:
+    found: list[R] = []
+    for key, data in context.state.load_all(kind.KIND).items():
+        try:
+            found.append(kind.from_data(data))
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("the saved state of %s %s is of another shape: %r", kind.KIND, key, error)
+            context.state.delete(kind.KIND, key)
+    return found
+
+
+async def _sweep(context: RuntimeContext, ids: set[str]) -> None:
+    """Drop what belongs to no container: an agent died between two steps of a removal."""
+    context.storages.keep_users(ids)
+    names = await context.streams.keeper.names(PREFIX)
+    strays = [name for name in names if name.removeprefix(PREFIX).split("/")[0] not in ids]
+    if strays:
+        await context.streams.keeper.drop(strays)
+    if context.streams.spools.is_dir():
+        for directory in context.streams.spools.iterdir():
+            if directory.name not in ids:
+                shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,176 @@
+"""JSON documents of the OCI specification, read with the place of every value.
+
+An error names the place (`process.args[1]`), what is there and what belongs
+there. Unknown members are left alone: the specification tells runtimes to.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.core.errors import AgentError, Reason, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def bad_spec(place: str, problem: str, *, hint: str | None = None) -> AgentError:
+    where = place or "the document"
+    return invalid(f"{where}: {problem}", reason=Reason.BAD_SPEC, hint=hint, path=place)
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A value and its place."""
+
+    value: Any
+    place: str
+
+    def get(self, name: str) -> Json | None:
+        """A member of this object; None where it is absent or null."""
+        value = self.members().get(name)
+        return None if value is None else Json(value, self._below(name))
+
+    def need(self, name: str) -> Json:
+        found = self.get(name)
+        if found is None:
+            raise bad_spec(self._below(name), "is missing")
+        return found
+
+    def check(self, name: str, how: Callable[[Json], object]) -> None:
+        """Have a member looked at, where it is there."""
+        found = self.get(name)
+        if found is not None:
+            how(found)
+
+    def members(self) -> dict[str, Any]:
+        if not isinstance(self.value, dict):
+            raise self._wrong("an object")
+        return self.value
+
+    def items(self) -> Iterator[Json]:
+        if not isinstance(self.value, list):
+            raise self._wrong("a list")
+        for number, value in enumerate(self.value):
+            yield Json(value, f"{self.place}[{number}]")
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            raise self._wrong("a string")
+        return self.value
+
+    def texts(self) -> list[str]:
+        return [item.text() for item in self.items()]
+
+    def each(self, how: Callable[[Json], object]) -> None:
+        for item in self.items():
+            how(item)
+
+    def paths(self) -> list[str]:
+        return [item.path() for item in self.items()]
+
+    def path(self) -> str:
+        """An absolute path."""
+        text = self.text()
+        if not text.startswith("/"):
+            raise bad_spec(self.place, f"{_shown(text)} is not an absolute path")
+        return text
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self._wrong("true or false")
+        return self.value
+
+    def number(self, low: int, high: int) -> int:
+        """A whole number of that range."""
+        if not isinstance(self.value, int) or isinstance(self.value, bool):
+            raise self._wrong("a whole number")
+        if not low <= self.value <= high:
+            raise bad_spec(self.place, f"{self.value} is not between {low} and {high}")
+        return self.value
+
+    def _below(self, name: str) -> str:
+        return f"{self.place}.{name}" if self.place else name
+
+    def _wrong(self, expected: str) -> AgentError:
+        return bad_spec(self.place, f"must be {expected}, not {_kind(self.value)}")
+
+
+def parse(data: bytes) -> Json:
+    """A whole document, an object at its top.
+
+    Raises BAD_SPEC for what is not JSON or not UTF-8, for members that are
+    there twice (runtimes differ in which one counts), and for texts that can't
+    be passed to the kernel, which are those with a NUL or half a surrogate pair.
+    """
+    try:
+        document = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_members, parse_constant=_no_constant
+        )
+    except UnicodeDecodeError as error:
+        raise bad_spec("", f"is not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise bad_spec("", "is nested too deeply") from None
+    except ValueError as error:
+        raise bad_spec("", f"is not JSON: {error}") from None
+    root = Json(document, "")
+    root.members()
+    _check_texts(root)
+    return root
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the member {twice!r} is there twice in one object")
+    return members
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _check_texts(root: Json) -> None:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        match node.value:
+            case str(text):
+                _check_text(node.place, text)
+            case dict(members):
+                for name in members:
+                    _check_text(node.place, name)
+                waiting += [Json(value, node._below(name)) for name, value in members.items()]
+            case list():
+                waiting += node.items()
+
+
+def _check_text(place: str, text: str) -> None:
+    if "\0" in text:
+        raise bad_spec(place, f"{_shown(text)} has a NUL, which no program can be given")
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise bad_spec(place, f"{_shown(text)} has half a surrogate pair")
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"

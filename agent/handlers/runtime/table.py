@@ -1,0 +1,139 @@
+"""The containers there are, and for a while the exits of those that were."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.core.errors import Reason, not_found, wrong_state
+from agent.core.model import ContainerState, ContainerStatus, ProcessExit, ProcessRef
+from agent.handlers.runtime.bundle import Bundle
+from agent.handlers.runtime.records import Phase
+
+if TYPE_CHECKING:
+    from agent.handlers.runtime.context import RuntimeContext
+    from agent.handlers.runtime.process import Process
+    from agent.handlers.runtime.records import ContainerRecord
+
+REMEMBERED = 60.0
+"""Seconds for which exits can be asked for after their container's removal."""
+
+
+class Container:
+    """One container; its first process has the exec id ""."""
+
+    def __init__(self, context: RuntimeContext, record: ContainerRecord) -> None:
+        self.record = record
+        self.bundle = Bundle(context.roots, record.id)
+        self.cgroup = context.cgroup(context.roots, record.cgroup)
+        self.processes: dict[str, Process] = {}
+        self._context = context
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def first(self) -> Process | None:
+        return self.processes.get("")
+
+    @property
+    def state(self) -> ContainerState:
+        """Stopped when the journal says so; else as far as it was started."""
+        if self.first is None or self.first.exit is not None:
+            return ContainerState.STOPPED
+        started = self.record.phase not in (Phase.CREATING, Phase.CREATED)
+        return ContainerState.RUNNING if started else ContainerState.CREATED
+
+    @property
+    def status(self) -> ContainerStatus:
+        first = self.first
+        return ContainerStatus(
+            id=self.id,
+            state=self.state,
+            pid=first.pid if first else 0,
+            exit=first.exit if first else None,
+        )
+
+    def mark(self, phase: Phase) -> None:
+        """Save that this phase begins. Raises NO_SPACE."""
+        record = replace(self.record, phase=phase)
+        self._context.state.save(record.KIND, record.key, record.to_data())
+        self.record = record
+
+    def require(self, state: ContainerState, doing: str) -> None:
+        """Raises WRONG_STATE unless the container is in `state` and stays there."""
+        if self.record.phase is Phase.REMOVING:
+            raise wrong_state(f"container {self.id} is being removed: can't {doing}", id=self.id)
+        if self.state is not state:
+            raise wrong_state(
+                f"container {self.id} is {self.state}, not {state}: can't {doing}",
+                id=self.id,
+                state=self.state,
+            )
+
+
+class ContainerTable:
+    """Containers by id."""
+
+    def __init__(self) -> None:
+        self._containers: dict[str, Container] = {}
+        self._departed: dict[ProcessRef, ProcessExit] = {}
+
+    def all(self) -> tuple[Container, ...]:
+        return tuple(self._containers.values())
+
+    def find(self, container_id: str) -> Container | None:
+        return self._containers.get(container_id)
+
+    def container(self, container_id: str) -> Container:
+        """Raises UNKNOWN_CONTAINER."""
+        found = self._containers.get(container_id)
+        if found is None:
+            raise not_found(
+                f"there is no container {container_id!r}",
+                reason=Reason.UNKNOWN_CONTAINER,
+                hint="Containers.List shows those that are",
+                id=container_id,
+            )
+        return found
+
+    def process(self, ref: ProcessRef) -> Process:
+        """Raises UNKNOWN_CONTAINER, UNKNOWN_PROCESS."""
+        found = self.container(ref.container_id).processes.get(ref.exec_id)
+        if found is None:
+            raise not_found(
+                f"container {ref.container_id} has no process {ref.exec_id!r}",
+                reason=Reason.UNKNOWN_PROCESS,
+                container=ref.container_id,
+                exec=ref.exec_id,
+            )
+        return found
+
+    def departed(self, ref: ProcessRef) -> ProcessExit | None:
+        """The exit of a process that was forgotten less than a minute ago."""
+        return self._departed.get(ref)
+
+    def add(self, container: Container) -> None:
+        self._containers[container.id] = container
+        for exec_id in container.processes:
+            self._departed.pop(ProcessRef(container_id=container.id, exec_id=exec_id), None)
+
+    def remove(self, container: Container) -> None:
+        """Forget the container, but not yet how its processes ended."""
+        self._containers.pop(container.id, None)
+        for process in container.processes.values():
+            self.remember(process)
+
+    def remember(self, process: Process) -> None:
+        ref, end = process.record.ref, process.exit
+        if end is not None:
+            self._departed[ref] = end
+            loop = asyncio.get_running_loop()
+            loop.call_later(REMEMBERED, self._forget, ref, end)
+
+    def _forget(self, ref: ProcessRef, end: ProcessExit) -> None:
+        # The id may have been used and forgotten again since.
+        if self._departed.get(ref) is end:
+            del self._departed[ref]

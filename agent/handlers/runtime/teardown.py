@@ -1,0 +1,78 @@
+"""Taking a container apart: one list of steps for a create that failed, a remove,
+and what an agent left half done.
+
+Every step is fine with what is not there, so the list doesn't depend on how far
+the container came, and a removal that failed can be asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agent.handlers.runtime.process import LOST_AFTER
+
+if TYPE_CHECKING:
+    from agent.core.deadlines import Deadline
+    from agent.core.undo import UndoStack
+    from agent.handlers.runtime.context import RuntimeContext
+    from agent.handlers.runtime.table import Container
+
+_SETTLE = 1.0
+"""Seconds in which the last output may arrive for readers that are at work."""
+
+
+def push_teardown(
+    undo: UndoStack, context: RuntimeContext, container: Container, deadline: Deadline
+) -> None:
+    """Push the steps in the order of the creation: they run the other way round."""
+    runtime, cgroup = context.runtime, container.cgroup
+    undo.push("release storages and devices", lambda: release_held(context, container))
+    undo.push("remove the bundle", lambda: _remove_bundle(context, container, deadline))
+    undo.push("discard the streams", lambda: _forget_processes(container))
+    undo.push("remove the cgroup", cgroup.remove)
+    undo.push("delete it in the runtime", lambda: runtime.delete(container.id, deadline))
+    undo.push("end its processes", lambda: _end_processes(container, deadline))
+
+
+def release_held(context: RuntimeContext, container: Container) -> None:
+    for storage_id in container.record.storages:
+        context.storages.release(storage_id, container.id)
+    for device_id in container.record.devices:
+        context.devices.release(device_id, holder(container.id))
+
+
+def holder(container_id: str) -> str:
+    """What a container is called among the users of a device."""
+    return f"container {container_id}"
+
+
+async def _end_processes(container: Container, deadline: Deadline) -> None:
+    """Kill all, and wait until the kernel and then the journal say that all are gone."""
+    container.cgroup.kill()
+    await container.cgroup.wait_empty(deadline)
+    ends = [
+        asyncio.ensure_future(process.wait())
+        for process in container.processes.values()
+        if process.pid
+    ]
+    if not ends:
+        return
+    # An exit that the journal lost is given up by then, and has a status of its own.
+    _, pending = await asyncio.wait(ends, timeout=LOST_AFTER + 1)
+    for end in pending:
+        end.cancel()
+    everyone = container.processes.values()
+    await asyncio.gather(*(process.streams.settle(_SETTLE) for process in everyone))
+
+
+async def _forget_processes(container: Container) -> None:
+    for process in container.processes.values():
+        await process.forget()
+
+
+async def _remove_bundle(context: RuntimeContext, container: Container, deadline: Deadline) -> None:
+    # One step: nothing may be removed where a mount that stays would be entered.
+    if container.record.layer:
+        await container.bundle.unmount_layer(context.files, deadline)
+    container.bundle.remove()

@@ -1,0 +1,83 @@
+"""Containers: requests and their status."""
+
+from __future__ import annotations
+
+from agent.core.errors import Reason, invalid
+from agent.core.model import (
+    ContainerRequest,
+    ContainerState,
+    ContainerStatus,
+    DeviceGrant,
+    RootPath,
+    RootStorage,
+    StorageMount,
+)
+from agent.core.names import check_id
+from agent.server.convert import fields
+from agent.server.convert.processes import exit_status
+from innkeeper.v1 import containers_pb2
+
+_UNBUILT = ("cdi_devices", "shared_namespaces")
+_ALL_PERMISSIONS = "rwm"
+
+
+def container_request(asked: containers_pb2.CreateContainerRequest) -> ContainerRequest:
+    """What to create; the specification itself is the runtime's to judge."""
+    fields.refuse_unbuilt(asked, _UNBUILT, "container")
+    if not asked.spec:
+        raise invalid("spec: an OCI specification is needed", reason=Reason.BAD_SPEC, field="spec")
+    return ContainerRequest(
+        id=check_id("container", asked.id),
+        spec=asked.spec,
+        rootfs=_rootfs(asked),
+        writable_layer=asked.writable_layer,
+        storages=tuple(_mount(m, f"storages[{i}]") for i, m in enumerate(asked.storages)),
+        devices=tuple(_grant(g, f"devices[{i}]") for i, g in enumerate(asked.devices)),
+        timeout=fields.seconds(asked.timeout_seconds, "timeout_seconds"),
+    )
+
+
+def _rootfs(asked: containers_pb2.CreateContainerRequest) -> RootStorage | RootPath:
+    if fields.choice(asked, "rootfs", "rootfs") == "storage_id":
+        return RootStorage(storage_id=check_id("storage", asked.storage_id))
+    return RootPath(path=fields.absolute_path(asked.path, "path"))
+
+
+def _mount(mount: containers_pb2.StorageMount, field: str) -> StorageMount:
+    return StorageMount(
+        storage_id=check_id("storage", mount.storage_id),
+        destination=fields.absolute_path(mount.destination, f"{field}.destination"),
+        options=tuple(fields.plain_text(word, f"{field}.options") for word in mount.options),
+    )
+
+
+def _grant(grant: containers_pb2.DeviceGrant, field: str) -> DeviceGrant:
+    path = grant.container_path
+    return DeviceGrant(
+        device_id=check_id("device", grant.device_id),
+        container_path=fields.absolute_path(path, f"{field}.container_path") if path else None,
+        permissions=_permissions(grant.permissions, f"{field}.permissions"),
+    )
+
+
+def _permissions(letters: str, field: str) -> str:
+    if len(set(letters)) != len(letters) or not set(letters) <= set(_ALL_PERMISSIONS):
+        raise invalid(f"{field}: {letters!r} is not made of r, w and m, each once", field=field)
+    return letters or _ALL_PERMISSIONS
+
+
+_STATES = {
+    ContainerState.CREATED: containers_pb2.CONTAINER_STATE_CREATED,
+    ContainerState.RUNNING: containers_pb2.CONTAINER_STATE_RUNNING,
+    ContainerState.STOPPED: containers_pb2.CONTAINER_STATE_STOPPED,
+}
+
+
+def container_status(status: ContainerStatus) -> containers_pb2.ContainerStatus:
+    """A container, as the host gets to know it."""
+    return containers_pb2.ContainerStatus(
+        id=status.id,
+        state=_STATES[status.state],
+        pid=status.pid,
+        exit=None if status.exit is None else exit_status(status.exit),
+    )

@@ -1,0 +1,150 @@
+"""innkeeper.v1.Containers over the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from agent.core.model import DeviceGrant, ProcessExit, RootPath, RootStorage, StorageMount
+from innkeeper.v1 import containers_pb2 as pb
+from innkeeper.v1.containers_pb2_grpc import ContainersStub
+from tests.fakes.agent_server import RunningAgent, refused
+
+if TYPE_CHECKING:
+    from innkeeper.v1.containers_pb2_grpc import ContainersAsyncStub
+
+pytestmark = [pytest.mark.contract, pytest.mark.containers]
+
+SPEC = b'{"ociVersion": "1.1.0"}'
+
+
+@pytest.fixture
+def stub(agent: RunningAgent) -> ContainersAsyncStub:
+    return ContainersStub(agent.channel)
+
+
+def web(**members: object) -> pb.CreateContainerRequest:
+    chosen = {"id": "web", "spec": SPEC, "path": "/usr/lib/innkeeper/rootfs"} | members
+    return pb.CreateContainerRequest(**chosen)  # type: ignore[arg-type]
+
+
+async def test_a_container_from_created_to_stopped(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    created = await stub.Create(web())
+    assert (created.state, created.pid) == (pb.CONTAINER_STATE_CREATED, 42)
+    started = await stub.Start(pb.StartContainerRequest(id="web"))
+    assert started.state == pb.CONTAINER_STATE_RUNNING
+    agent.containers.stop("web", ProcessExit(code=137, signal=9, at=1.5))
+    (stopped,) = (await stub.List(pb.ListContainersRequest())).containers
+    assert stopped.state == pb.CONTAINER_STATE_STOPPED
+    end = stopped.exit
+    assert (end.code, end.signal, end.at_unix_micros) == (137, 9, 1_500_000)
+
+
+async def test_everything_that_was_asked_for_arrives(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    await stub.Create(
+        web(
+            writable_layer=True,
+            storages=[pb.StorageMount(storage_id="s", destination="/data", options=["ro"])],
+            devices=[
+                pb.DeviceGrant(device_id="d1"),
+                pb.DeviceGrant(device_id="d2", container_path="/dev/x", permissions="r"),
+            ],
+            timeout_seconds=7,
+        )
+    )
+    request = agent.containers.table["web"][0]
+    assert request.spec == SPEC
+    assert request.rootfs == RootPath(path="/usr/lib/innkeeper/rootfs")
+    assert request.writable_layer
+    assert request.timeout == 7
+    assert request.storages == (StorageMount(storage_id="s", destination="/data", options=("ro",)),)
+    assert request.devices == (
+        DeviceGrant(device_id="d1", permissions="rwm"),
+        DeviceGrant(device_id="d2", container_path="/dev/x", permissions="r"),
+    )
+
+
+async def test_a_root_from_a_storage(agent: RunningAgent, stub: ContainersAsyncStub) -> None:
+    await stub.Create(pb.CreateContainerRequest(id="web", spec=SPEC, storage_id="root"))
+    assert agent.containers.table["web"][0].rootfs == RootStorage(storage_id="root")
+
+
+async def test_the_same_request_twice_and_another_one(stub: ContainersAsyncStub) -> None:
+    first = await stub.Create(web())
+    assert await stub.Create(web()) == first
+    answer = await refused(stub.Create(web(writable_layer=True)))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.ALREADY_EXISTS, "ID_IN_USE")
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (web(id="-rf"), "BAD_ID"),
+        (web(id="../x"), "BAD_ID"),
+        (web(id="a b"), "BAD_ID"),
+        (web(spec=b""), "BAD_SPEC"),
+        (pb.CreateContainerRequest(id="web", spec=SPEC), "BAD_FIELD"),
+        (web(path="relative"), "BAD_FIELD"),
+        (web(storages=[pb.StorageMount(storage_id="s", destination="data")]), "BAD_FIELD"),
+        (web(storages=[pb.StorageMount(storage_id="", destination="/data")]), "BAD_ID"),
+        (web(devices=[pb.DeviceGrant(device_id="d", permissions="rx")]), "BAD_FIELD"),
+        (web(devices=[pb.DeviceGrant(device_id="d", permissions="rr")]), "BAD_FIELD"),
+        (web(devices=[pb.DeviceGrant(device_id="d", container_path="x")]), "BAD_FIELD"),
+        (web(timeout_seconds=-0.5), "BAD_FIELD"),
+    ],
+)
+async def test_bad_input_is_named_and_changes_nothing(
+    agent: RunningAgent, stub: ContainersAsyncStub, request_: pb.CreateContainerRequest, reason: str
+) -> None:
+    """crun itself lets `../x`, `-rf` and `a b` through its own check of ids."""
+    answer = await refused(stub.Create(request_))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert agent.containers.table == {}
+
+
+@pytest.mark.parametrize(
+    "request_", [web(cdi_devices=["v.com/c=n"]), web(shared_namespaces=["pid"])]
+)
+async def test_what_is_not_built_is_not_ignored(
+    stub: ContainersAsyncStub, request_: pb.CreateContainerRequest
+) -> None:
+    answer = await refused(stub.Create(request_))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
+
+
+async def test_a_stopped_container_is_not_started(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    await stub.Create(web())
+    agent.containers.stop("web", ProcessExit(code=0))
+    answer = await refused(stub.Start(pb.StartContainerRequest(id="web")))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+
+
+async def test_remove_passes_grace_and_timeout_on(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    await stub.Create(web())
+    await stub.Remove(pb.RemoveContainerRequest(id="web", grace_seconds=2, timeout_seconds=9))
+    assert agent.containers.removals == [("web", 2, 9)]
+    assert not (await stub.List(pb.ListContainersRequest())).containers
+
+
+async def test_unknown_and_bad_ids(stub: ContainersAsyncStub) -> None:
+    unknown = [
+        await refused(stub.Start(pb.StartContainerRequest(id="x"))),
+        await refused(stub.Remove(pb.RemoveContainerRequest(id="x"))),
+    ]
+    assert {one.reason for one in unknown} == {"UNKNOWN_CONTAINER"}
+    bad = [
+        await refused(stub.Start(pb.StartContainerRequest(id=""))),
+        await refused(stub.Remove(pb.RemoveContainerRequest(id=""))),
+        await refused(stub.Remove(pb.RemoveContainerRequest(id="web", grace_seconds=-1))),
+    ]
+    assert [one.reason for one in bad] == ["BAD_ID", "BAD_ID", "BAD_FIELD"]

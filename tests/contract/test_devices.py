@@ -1,0 +1,265 @@
+"""innkeeper.v1.Devices over the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from innkeeper.v1 import devices_pb2 as pb
+from innkeeper.v1.devices_pb2_grpc import DevicesStub
+from tests.fakes.agent_server import RunningAgent, refused
+
+if TYPE_CHECKING:
+    from innkeeper.v1.devices_pb2_grpc import DevicesAsyncStub
+
+pytestmark = [pytest.mark.contract, pytest.mark.devices]
+
+
+@pytest.fixture
+def stub(agent: RunningAgent) -> DevicesAsyncStub:
+    return DevicesStub(agent.channel)
+
+
+def disk(device_id: str = "d1", path: str = "02/00", **wanted: object) -> pb.Device:
+    device = pb.Device(id=device_id, address=pb.DeviceAddress(pci_path=path))
+    device.block.SetInParent()
+    for name, value in wanted.items():
+        setattr(device, name, value)
+    return device
+
+
+def attaching(*devices: pb.Device) -> pb.AttachDevicesRequest:
+    return pb.AttachDevicesRequest(devices=devices)
+
+
+async def test_a_usable_device_is_answered_with_both_addresses(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    agent.devices.plug("02/00")
+    asked = disk()
+    asked.host.add(type="path", id="/dev/sdb")
+    (attached,) = (await stub.Attach(attaching(asked))).attached
+    assert (attached.pci_path, attached.pci_bdf) == ("02/00", "0000:01:00.0")
+    assert attached.device == asked
+    assert attached.block.size == 1 << 30
+    assert attached.nodes[0] == pb.DeviceNode(path="/dev/vda", type="b", major=254, minor=0)
+    assert (attached.numa_node, attached.iommu_group) == (-1, -1)
+    assert attached.state == pb.DEVICE_STATE_ATTACHED
+    assert await stub.Get(pb.GetDeviceRequest(id="d1")) == attached
+    assert list((await stub.List(pb.ListDevicesRequest())).devices) == [attached]
+
+
+async def test_the_same_request_twice_is_answered_twice(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    agent.devices.plug("02/00")
+    first = await stub.Attach(attaching(disk()))
+    assert await stub.Attach(attaching(disk())) == first
+    assert len(agent.devices.table) == 1
+
+
+async def test_another_device_under_a_used_id_is_refused(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    agent.devices.plug("02/00")
+    await stub.Attach(attaching(disk()))
+    answer = await refused(stub.Attach(attaching(disk(path="03/00"))))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.ALREADY_EXISTS, "ID_IN_USE")
+    assert answer.domain == "innkeeper"
+    assert answer.fields["id"] == "d1"
+
+
+async def test_a_device_that_does_not_come_tells_how_far_it_came(stub: DevicesAsyncStub) -> None:
+    answer = await refused(stub.Attach(attaching(disk(timeout_seconds=0.01))))
+    assert (answer.code, answer.reason) == (
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "DEVICE_NOT_READY",
+    )
+    assert answer.fields["evidence"] == "slot 02 is empty"
+    assert answer.fields["hint"] == "is it plugged in?"
+
+
+async def test_the_calls_own_deadline_ends_the_wait_early_enough_to_say_why(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    answer = await refused(stub.Attach(attaching(disk()), timeout=2.0))
+    assert answer.reason == "DEVICE_NOT_READY"
+    (waited,) = agent.devices.timeouts
+    assert waited is not None
+    assert waited < 2.0
+
+
+async def test_a_timeout_shorter_than_the_call_is_left_as_it_is(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    agent.devices.plug("02/00")
+    await stub.Attach(attaching(disk(timeout_seconds=3)), timeout=60)
+    await stub.Attach(attaching(disk(timeout_seconds=3)))
+    assert agent.devices.timeouts == [3, 3]
+
+
+async def test_a_batch_that_fails_takes_back_what_it_attached_and_nothing_else(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    agent.devices.plug("02/00")
+    agent.devices.plug("03/00")
+    await stub.Attach(attaching(disk("old")))
+    batch = attaching(
+        disk("old"), disk("new", "03/00"), disk("late", "04/00", timeout_seconds=0.05)
+    )
+    assert (await refused(stub.Attach(batch))).reason == "DEVICE_NOT_READY"
+    assert agent.devices.forgotten == ["new"]
+    assert set(agent.devices.table) == {"old"}
+
+
+async def test_a_batch_is_answered_in_its_own_order(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    agent.devices.plug("03/00")
+    call = stub.Attach(attaching(disk("b", "02/00"), disk("a", "03/00")))
+    await agent.devices.until_waiting(1)
+    agent.devices.plug("02/00")
+    assert [one.device.id for one in (await call).attached] == ["b", "a"]
+
+
+async def test_a_cancelled_call_ends_the_wait_and_takes_back_the_rest(
+    agent: RunningAgent, stub: DevicesAsyncStub
+) -> None:
+    agent.devices.plug("02/00")
+    call = stub.Attach(attaching(disk("here"), disk("never", "03/00")))
+    await agent.devices.until_waiting(1)
+    call.cancel()
+    await agent.devices.until_waiting(0)
+    await agent.devices.until_forgotten("here")
+    assert agent.devices.table == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        (disk(""), "BAD_ID"),
+        (disk("../etc"), "BAD_ID"),
+        (disk("a" * 65), "BAD_ID"),
+        (disk(path=""), "BAD_ADDRESS"),
+        (disk(path="zz"), "BAD_ADDRESS"),
+        (disk(path="20/00"), "BAD_ADDRESS"),
+        (disk(timeout_seconds=-1), "BAD_FIELD"),
+        (disk(timeout_seconds=float("nan")), "BAD_FIELD"),
+        (disk(timeout_seconds=1e9), "BAD_FIELD"),
+        (pb.Device(id="d1", block=pb.BlockDevice()), "BAD_ADDRESS"),
+        (pb.Device(id="d1", address=pb.DeviceAddress(pci_path="02/00")), "BAD_FIELD"),
+        (
+            pb.Device(id="d1", address=pb.DeviceAddress(pci_bdf="01:00.0"), block=pb.BlockDevice()),
+            "BAD_ADDRESS",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+async def test_bad_input_is_named_and_changes_nothing(
+    agent: RunningAgent, stub: DevicesAsyncStub, device: pb.Device, reason: str
+) -> None:
+    answer = await refused(stub.Attach(attaching(device)))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert agent.devices.table == {}
+
+
+async def test_bad_fields_are_named_by_their_place_in_the_request(stub: DevicesAsyncStub) -> None:
+    answer = await refused(stub.Attach(attaching(disk("a"), disk("b", timeout_seconds=-1))))
+    assert answer.fields["field"] == "devices[1].timeout_seconds"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [[], [disk("a"), disk("a", "03/00")], [disk(f"d{number}") for number in range(65)]],
+    ids=["none", "twice the same id", "65"],
+)
+async def test_a_batch_has_1_to_64_different_devices(
+    stub: DevicesAsyncStub, batch: list[pb.Device]
+) -> None:
+    assert (await refused(stub.Attach(attaching(*batch)))).reason == "BAD_FIELD"
+
+
+_UNBUILT_KINDS = {
+    "vfio": pb.VfioDevice(),
+    "nic": pb.NicDevice(),
+    "gpu": pb.GpuDevice(),
+    "fpga": pb.FpgaDevice(),
+    "rng": pb.RngDevice(),
+    "pmem": pb.PmemDevice(),
+    "common": pb.CommonDevice(),
+}
+_UNBUILT_ADDRESSES = {
+    "scsi": pb.DeviceAddress(scsi=pb.ScsiAddress(lun=1)),
+    "ccw": pb.DeviceAddress(ccw="0.0.0001"),
+    "mmio": pb.DeviceAddress(mmio="0xd0000000"),
+    "path": pb.DeviceAddress(path="/dev/vdb"),
+    "mac": pb.DeviceAddress(mac="52:54:00:12:34:56"),
+}
+
+
+def test_every_kind_and_address_is_either_built_or_tried_here() -> None:
+    kinds = {field.name for field in pb.Device.DESCRIPTOR.oneofs_by_name["kind"].fields}
+    assert kinds == {"block"} | set(_UNBUILT_KINDS)
+    addresses = pb.DeviceAddress.DESCRIPTOR.oneofs_by_name["address"].fields
+    assert {one.name for one in addresses} == {"pci_path", "pci_bdf"} | set(_UNBUILT_ADDRESSES)
+
+
+@pytest.mark.parametrize("kind", _UNBUILT_KINDS)
+async def test_a_kind_that_is_not_built_is_unimplemented_by_name(
+    stub: DevicesAsyncStub, kind: str
+) -> None:
+    device = pb.Device(id="d1", address=pb.DeviceAddress(pci_path="02/00"))
+    getattr(device, kind).CopyFrom(_UNBUILT_KINDS[kind])
+    answer = await refused(stub.Attach(attaching(device)))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
+    assert kind in answer.message
+
+
+@pytest.mark.parametrize("form", _UNBUILT_ADDRESSES)
+async def test_an_address_that_is_not_built_is_unimplemented_by_name(
+    stub: DevicesAsyncStub, form: str
+) -> None:
+    device = pb.Device(id="d1", address=_UNBUILT_ADDRESSES[form], block=pb.BlockDevice())
+    answer = await refused(stub.Attach(attaching(device)))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
+    assert form in answer.message
+
+
+async def test_detach_goes_in_two_phases(agent: RunningAgent, stub: DevicesAsyncStub) -> None:
+    agent.devices.plug("02/00")
+    await stub.Attach(attaching(disk()))
+    await _detach(stub, pb.DETACH_PHASE_PREPARE)
+    leaving = await stub.Get(pb.GetDeviceRequest(id="d1"))
+    assert leaving.state == pb.DEVICE_STATE_LEAVING
+    early = await refused(_detach(stub, pb.DETACH_PHASE_COMPLETE))
+    assert early.reason == "DEVICE_STILL_PRESENT"
+    await _detach(stub, pb.DETACH_PHASE_CANCEL)
+    agent.devices.present.clear()
+    await _detach(stub, pb.DETACH_PHASE_COMPLETE)
+    gone = await refused(stub.Get(pb.GetDeviceRequest(id="d1")))
+    assert (gone.code, gone.reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_DEVICE")
+
+
+async def _detach(stub: DevicesAsyncStub, phase: pb.DetachPhase.ValueType) -> object:
+    return await stub.Detach(pb.DetachDeviceRequest(id="d1", phase=phase))
+
+
+@pytest.mark.parametrize("phase", [pb.DETACH_PHASE_UNSPECIFIED, 9])
+async def test_an_unknown_phase_is_refused(stub: DevicesAsyncStub, phase: int) -> None:
+    answer = await refused(stub.Detach(pb.DetachDeviceRequest(id="d1", phase=phase)))  # type: ignore[arg-type]
+    assert (answer.reason, answer.fields["field"]) == ("BAD_FIELD", "phase")
+
+
+@pytest.mark.parametrize(
+    "phase", [pb.DETACH_PHASE_PREPARE, pb.DETACH_PHASE_COMPLETE, pb.DETACH_PHASE_CANCEL]
+)
+async def test_an_unknown_device_cannot_be_detached(
+    stub: DevicesAsyncStub, phase: pb.DetachPhase.ValueType
+) -> None:
+    assert (await refused(_detach(stub, phase))).reason == "UNKNOWN_DEVICE"
+
+
+async def test_get_checks_the_id(stub: DevicesAsyncStub) -> None:
+    assert (await refused(stub.Get(pb.GetDeviceRequest(id="a b")))).reason == "BAD_ID"

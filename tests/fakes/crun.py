@@ -1,0 +1,104 @@
+"""A stand-in for crun on PATH, and for what the kernel knows of its processes.
+
+The program itself is crun_program.py. Its processes are orphans, so the test
+process must be a child subreaper and FakePid1 reap them: that is what `reaping`
+is for. Cgroups are files that nobody acts on: `FakeGroup` does the killing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent.core.deadlines import Deadline
+from agent.core.errors import timed_out
+from agent.core.roots import Roots
+from agent.linux import pidfd
+from tests.fakes.pid1 import FakePid1
+
+_PROGRAM = Path(__file__).with_name("crun_program.py")
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class FakeCrun:
+    """Installs the program in `directory` and plans what it does."""
+
+    def __init__(self, directory: Path, roots: Roots, pid1: FakePid1) -> None:
+        self.directory = directory
+        directory.mkdir()
+        program = directory / "crun"
+        program.write_text(f"#!{sys.executable} -IS\n{_PROGRAM.read_text()}")
+        program.chmod(0o755)
+        self._plan: dict[str, Any] = {
+            "fail": {},
+            "hang": [],
+            "skip": [],
+            "proc": str(roots.proc),
+            "pid1": str(pid1.path),
+        }
+        self._write()
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The arguments of each call so far."""
+        path = self.directory / "calls.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def operations(self) -> list[str]:
+        """The names of the operations called, in order."""
+        known = {"create", "start", "exec", "state", "delete"}
+        return [next(word for word in call if word in known) for call in self.calls]
+
+    def plan(self, **changes: Any) -> None:
+        """`fail={"create": "message"}`, `hang=["exec"]` (after its work), `skip=["pid-file"]`."""
+        self._plan.update(changes)
+        self._write()
+
+    def _write(self) -> None:
+        (self.directory / "plan.json").write_text(json.dumps(self._plan))
+
+
+@contextlib.contextmanager
+def reaping() -> Iterator[None]:
+    """Orphans become children of this process for the time being."""
+    pidfd.set_child_subreaper()
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+class FakeGroup:
+    """A cgroup whose members are those that the fake crun wrote into the fake /proc."""
+
+    stuck = False
+
+    def __init__(self, roots: Roots, path: str) -> None:
+        self._roots = roots
+        self._line = f"0::{path}"
+
+    def members(self) -> tuple[int, ...]:
+        entries = self._roots.proc.glob("[0-9]*/cgroup")
+        pids = [int(e.parent.name) for e in entries if e.read_text().strip() == self._line]
+        return tuple(pid for pid in pids if Path(f"/proc/{pid}").exists())
+
+    def kill(self) -> None:
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def wait_empty(self, deadline: Deadline) -> None:
+        if self.stuck:
+            raise timed_out("the cgroup has processes that don't end")
+
+    def remove(self) -> None:
+        for pid in self.members():
+            shutil.rmtree(self._roots.proc / str(pid))

@@ -1,0 +1,205 @@
+"""A stand-in for PID 1, at the wire: its socket, its store, its journal.
+
+Tests decide who exits (`exits`) and how it misbehaves (`silent`, `refusing`,
+`drop_followers`, `drop_connections`). The fake crun tells of real processes
+(`adopt`): they are reaped here, as PID 1 does it, and their exits are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from agent.linux import fdpass
+
+
+@dataclass
+class _Follower:
+    sock: socket.socket
+    after: int
+
+
+class FakePid1:
+    """Serves `path` on the running loop until closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal: list[dict[str, Any]] = []
+        self.store: dict[str, int] = {}
+        self.requests: list[dict[str, Any]] = []
+        self.powered: list[str] = []
+        self.silent = False
+        self.refusing = ""
+        self._sequence = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self._clients: set[socket.socket] = set()
+        self._children: dict[int, tuple[int, str]] = {}
+        self.holding = False
+        self._followers: list[_Follower] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+
+    async def __aenter__(self) -> Self:
+        self._listener.bind(str(self.path))
+        self._listener.listen(16)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+        self.drop_connections()
+        for pidfd in tuple(self._children):
+            os.kill(self._children[pidfd][0], signal.SIGKILL)
+            self._reap(pidfd, options=os.WEXITED)
+        for fd in self.store.values():
+            os.close(fd)
+        self.store.clear()
+
+    def exits(self, pid: int, cgroup: str, *, code: int = 0, signal: int = 0) -> int:
+        """Put an exit into the journal and tell the followers; returns its sequence."""
+        entry: dict[str, Any] = {
+            "seq": next(self._sequence),
+            "pid": pid,
+            "cgroup": cgroup,
+            "code": code,
+            "signal": signal,
+            "at": time.time(),
+            "comm": "fake",
+        }
+        self.journal.append(entry)
+        for follower in self._followers:
+            fdpass.send(follower.sock, {"entry": entry})
+        return int(entry["seq"])
+
+    def hold(self) -> None:
+        """Reap nothing, until `release`: exits fall while nobody looks."""
+        self.holding = True
+
+    def release(self) -> None:
+        self.holding = False
+        for pidfd in tuple(self._children):
+            self._reap(pidfd)
+
+    def _adopt(self, pid: int, cgroup: str) -> None:
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (pid, cgroup)
+        self._loop.add_reader(pidfd, self._reap, pidfd)
+
+    def _reap(self, pidfd: int, options: int = os.WEXITED | os.WNOHANG) -> None:
+        self._loop.remove_reader(pidfd)
+        if self.holding:
+            return
+        pid, cgroup = self._children[pidfd]
+        info = os.waitid(os.P_PIDFD, pidfd, options)
+        if info is None:
+            self._loop.add_reader(pidfd, self._reap, pidfd)
+            return
+        del self._children[pidfd]
+        os.close(pidfd)
+        if info.si_code == os.CLD_EXITED:
+            self.exits(pid, cgroup, code=info.si_status)
+        else:
+            self.exits(pid, cgroup, code=128 + info.si_status, signal=info.si_status)
+
+    def drop_followers(self) -> None:
+        """As PID 1 does with one that doesn't read."""
+        for follower in self._followers:
+            self._forget(follower.sock)
+        self._followers.clear()
+
+    def drop_connections(self) -> None:
+        self._followers.clear()
+        for client in tuple(self._clients):
+            self._forget(client)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        client.setblocking(False)
+        self._clients.add(client)
+        self._loop.add_reader(client.fileno(), self._serve, client)
+
+    def _forget(self, client: socket.socket) -> None:
+        self._clients.discard(client)
+        self._loop.remove_reader(client.fileno())
+        client.close()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            request, fds = fdpass.receive(client)
+        except (EOFError, OSError):
+            self._followers = [one for one in self._followers if one.sock is not client]
+            self._forget(client)
+            return
+        self.requests.append(request)
+        if self.silent:
+            return
+        if self.refusing == request["op"]:
+            for fd in fds:
+                os.close(fd)
+            fdpass.send(client, {"ok": False, "error": "refused by the test", "errno": "EPERM"})
+            return
+        reply, sent = self._answer(request, fds)
+        fdpass.send(client, reply, sent)
+        if request["op"] == "subscribe":
+            self._subscribe(client, request["after"])
+
+    def _answer(self, request: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
+        op = request["op"]
+        if op == "fetch":
+            found = [name for name in request["names"] if name in self.store]
+            return {"ok": True, "names": found}, [self.store[name] for name in found]
+        if op in ("store", "power", "adopt"):
+            self._do(request, fds)
+            return {"ok": True}, []
+        match op:
+            case "ping":
+                return {"ok": True, "journal_sequence": self._last(), "boot": {}}, []
+            case "drop":
+                return {"ok": True, "dropped": self._drop(request["names"])}, []
+            case "names":
+                return {"ok": True, "names": self._page(request)}, []
+            case "subscribe":
+                return {"ok": True}, []
+        return {"ok": False, "error": f"unknown op {op}"}, []
+
+    def _do(self, request: dict[str, Any], fds: list[int]) -> None:
+        match request["op"]:
+            case "store":
+                self._keep(request["name"], fds)
+            case "power":
+                self.powered.append(request["action"])
+            case "adopt":
+                self._adopt(request["pid"], request["cgroup"])
+
+    def _last(self) -> int:
+        return int(self.journal[-1]["seq"]) if self.journal else 0
+
+    def _keep(self, name: str, fds: list[int]) -> None:
+        (fd,) = fds
+        self._drop([name])
+        self.store[name] = fd
+
+    def _drop(self, names: list[str]) -> int:
+        known = [name for name in names if name in self.store]
+        for name in known:
+            os.close(self.store.pop(name))
+        return len(known)
+
+    def _page(self, request: dict[str, Any]) -> list[str]:
+        after = request.get("after", "")
+        names = sorted(name for name in self.store if name.startswith(request["prefix"]))
+        return [name for name in names if name > after][:3]
+
+    def _subscribe(self, client: socket.socket, after: int) -> None:
+        self._followers.append(_Follower(client, after))
+        for entry in self.journal:
+            if entry["seq"] > after:
+                fdpass.send(client, {"entry": entry})

@@ -1,0 +1,175 @@
+"""QEMU's end of a QMP connection: the wire format, the commands of hot-plug, and no machine.
+
+Its answers are those of QEMU 7.2; `tests/vm/test_shim_qemu.py` puts the same
+questions to a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from innkeeper.shim.qmp import Monitor
+
+GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 22}}, "capabilities": []}}
+
+
+class RefusedError(Exception):
+    """An error answer: QMP's class and text."""
+
+    def __init__(self, text: str, error_class: str = "GenericError") -> None:
+        super().__init__(text)
+        self.error_class = error_class
+
+
+@dataclass(slots=True)
+class FakeQmp:
+    """The tables of a QEMU, and how it is to misbehave."""
+
+    nodes: set[str] = field(default_factory=set)
+    devices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+    """Names in the order in which they came, without what is only asked."""
+    refuse: dict[str, str] = field(default_factory=dict)
+    """Command to error text."""
+    lets_go: bool = True
+    """The guest's kernel releases a device when it is asked to."""
+    drops: int = 0
+    """So many devices are removed again by themselves right after they were added."""
+    drops_at_status: set[str] = field(default_factory=set)
+    """These are removed by themselves when the status is asked for."""
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _writer: asyncio.StreamWriter | None = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._send(GREETING)
+        async for message in _messages(reader):
+            await self._answer(message)
+            await writer.drain()
+
+    def release(self, device_id: str) -> None:
+        """The guest lets go, at last: QEMU's two events, the inner one without an id."""
+        del self.devices[device_id]
+        path = f"/machine/peripheral/{device_id}"
+        self.event("DEVICE_DELETED", {"path": f"{path}/virtio-backend"})
+        self.event("DEVICE_DELETED", {"device": device_id, "path": path})
+
+    def event(self, name: str, data: Mapping[str, object]) -> None:
+        self._send({"event": name, "data": data, "timestamp": {"seconds": 1, "microseconds": 0}})
+
+    async def until(self, command: str, times: int = 1) -> None:
+        """Waits until a command has been taken so many times."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.commands.count(command) >= times)
+
+    def hang_up(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
+
+    async def _answer(self, message: dict[str, Any]) -> None:
+        command, arguments = message["execute"], message.get("arguments") or {}
+        if not command.startswith(("query-", "qmp_")):
+            async with self.changed:
+                self.commands.append(command)
+                self.changed.notify_all()
+        try:
+            if command in self.refuse:
+                raise RefusedError(self.refuse[command])
+            result = self._do(command, arguments)
+        except RefusedError as error:
+            told = {"class": error.error_class, "desc": str(error)}
+            self._send({"error": told, "id": message.get("id")})
+        else:
+            self._send({"return": result, "id": message.get("id")})
+            self._follow_up(command, arguments)
+
+    def _do(self, command: str, arguments: dict[str, Any]) -> object:
+        match command:
+            case "blockdev-add":
+                self.nodes.add(arguments["node-name"])
+            case "blockdev-del":
+                self._close_node(arguments["node-name"])
+            case "device_add":
+                self._add_device(arguments)
+            case "device_del":
+                self._known(arguments["id"])
+            case "query-status":
+                for device_id in self.drops_at_status & self.devices.keys():
+                    self.release(device_id)
+                return {"running": True, "singlestep": False, "status": "running"}
+            case "qmp_capabilities" | "quit":
+                pass
+            case _:
+                raise RefusedError(f"The command {command} has not been found", "CommandNotFound")
+        return {}
+
+    def _follow_up(self, command: str, arguments: dict[str, Any]) -> None:
+        if command == "device_add" and self.drops:
+            self.drops -= 1
+            self.release(arguments["id"])
+        if command == "device_del" and self.lets_go:
+            self.release(arguments["id"])
+
+    def _close_node(self, node: str) -> None:
+        if node not in self.nodes:
+            raise RefusedError(f"Failed to find node with node-name='{node}'")
+        if any(device["drive"] == node for device in self.devices.values()):
+            raise RefusedError(f"Node {node} is in use")
+        self.nodes.remove(node)
+
+    def _add_device(self, arguments: dict[str, Any]) -> None:
+        if arguments["id"] in self.devices:
+            raise RefusedError(f"Duplicate device ID '{arguments['id']}'")
+        if arguments["drive"] not in self.nodes:
+            raise RefusedError(
+                f"Property 'virtio-blk-device.drive' can't find value '{arguments['drive']}'"
+            )
+        self.devices[arguments["id"]] = arguments
+
+    def _known(self, device_id: str) -> None:
+        if device_id not in self.devices:
+            raise RefusedError(f"Device '{device_id}' not found", "DeviceNotFound")
+
+    def _send(self, message: Mapping[str, object]) -> None:
+        assert self._writer is not None
+        self._writer.write(json.dumps(message).encode() + b"\r\n")
+
+
+async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """JSON objects one after the other: clients need not end a line, and QEMU
+    does not wait for one."""
+    decoder, text = json.JSONDecoder(), ""
+    while data := await reader.read(4096):
+        text = (text + data.decode()).lstrip()
+        while text:
+            try:
+                message, end = decoder.raw_decode(text)
+            except ValueError:
+                break
+            text = text[end:].lstrip()
+            yield message
+
+
+@contextlib.asynccontextmanager
+async def connected(qmp: FakeQmp) -> AsyncIterator[Monitor]:
+    """A monitor that talks to it."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    serving = asyncio.create_task(qmp.serve(reader, writer))
+    monitor = Monitor("fake")
+    try:
+        await monitor.connect(ours)
+        yield monitor
+    finally:
+        await monitor.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()

@@ -1,0 +1,212 @@
+"""A VM's daemon and guest in one, for commands that need a VM to talk to.
+
+It has what a real one has in the state directory (lock, vm.json, api.sock), and
+serves just enough behind the socket: the host's service, one container, one
+device, and one process (see processes_service.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
+
+from innkeeper.v1 import (
+    containers_pb2,
+    devices_pb2,
+    host_pb2,
+    processes_pb2,
+)
+from tests.fakes.processes_service import FakeProcess, FakeProcesses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from google.protobuf.descriptor import ServiceDescriptor
+
+ATTACHED = devices_pb2.AttachedDevice(
+    device=devices_pb2.Device(id="data"),
+    pci_path="02/00",
+    pci_bdf="0000:01:00.0",
+    nodes=[devices_pb2.DeviceNode(path="/dev/vdb", type="b", major=254, minor=16)],
+    block=devices_pb2.BlockInfo(size=64 << 20, logical_block_size=512),
+)
+
+
+async def refuse(
+    context: aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    message: str,
+    reason: str,
+    **fields: str,
+) -> None:
+    """Ends a call as the agent does: with ErrorInfo in the status's details."""
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="innkeeper", metadata=fields)
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    trailers = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(code, message, trailing_metadata=trailers)
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeGuest:
+    """What was asked of it, and what it is."""
+
+    process: FakeProcess = field(default_factory=FakeProcess)
+    containers: tuple[str, ...] = ("main",)
+    executed: list[processes_pb2.ExecRequest] = field(default_factory=list)
+    signals: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    plugged: list[host_pb2.PlugDiskRequest] = field(default_factory=list)
+    unplugged: list[str] = field(default_factory=list)
+
+
+class _Processes(FakeProcesses):
+    def __init__(self, guest: FakeGuest) -> None:
+        super().__init__(guest.process, [])
+        self._guest = guest
+
+    async def Exec(  # noqa: N802 - gRPC's name
+        self, request: processes_pb2.ExecRequest, context: aio.ServicerContext[Any, Any]
+    ) -> processes_pb2.ExecResponse:
+        self._guest.executed.append(request)
+        argv = json.loads(request.process)["args"]
+        if argv[0] == "nosuch":
+            text = "crun exec: executable file `nosuch` not found in $PATH"
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text, "RUNTIME_REFUSED")
+        return processes_pb2.ExecResponse(pid=100)
+
+    async def Signal(  # noqa: N802 - gRPC's name
+        self, request: processes_pb2.SignalRequest, context: object
+    ) -> processes_pb2.SignalResponse:
+        self._guest.signals.put_nowait(request.signal)
+        return processes_pb2.SignalResponse()
+
+
+class _Containers:
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+
+    async def List(  # noqa: N802 - gRPC's name
+        self, request: containers_pb2.ListContainersRequest, context: object
+    ) -> containers_pb2.ListContainersResponse:
+        running = containers_pb2.CONTAINER_STATE_RUNNING
+        return containers_pb2.ListContainersResponse(
+            containers=[
+                containers_pb2.ContainerStatus(id=name, state=running)
+                for name in self._guest.containers
+            ]
+        )
+
+
+class _Devices:
+    async def List(  # noqa: N802 - gRPC's name
+        self, request: devices_pb2.ListDevicesRequest, context: object
+    ) -> devices_pb2.ListDevicesResponse:
+        return devices_pb2.ListDevicesResponse(devices=[ATTACHED])
+
+    async def Get(  # noqa: N802 - gRPC's name
+        self, request: devices_pb2.GetDeviceRequest, context: aio.ServicerContext[Any, Any]
+    ) -> devices_pb2.AttachedDevice:
+        if request.id != "data":
+            text = f"no device {request.id}"
+            code = grpc.StatusCode.NOT_FOUND
+            await refuse(context, code, text, "UNKNOWN_DEVICE", id=request.id, hint="list them")
+        return ATTACHED
+
+
+class _Host:
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+
+    async def Describe(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.DescribeVmRequest, context: object
+    ) -> host_pb2.VmDescription:
+        return host_pb2.VmDescription(
+            name="web",
+            state="running",
+            qemu_pid=4242,
+            accelerator="tcg",
+            transport="serial",
+            memory=512 << 20,
+            cpus=1,
+        )
+
+    async def PlugDisk(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.PlugDiskRequest, context: object
+    ) -> host_pb2.PlugDiskResponse:
+        self._guest.plugged.append(request)
+        return host_pb2.PlugDiskResponse(attached=ATTACHED, usable_micros=52_000)
+
+    async def Unplug(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.UnplugRequest, context: object
+    ) -> host_pb2.UnplugResponse:
+        self._guest.unplugged.append(request.id)
+        return host_pb2.UnplugResponse()
+
+    async def ListPlugged(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.ListPluggedRequest, context: object
+    ) -> host_pb2.ListPluggedResponse:
+        device = host_pb2.PluggedDevice(
+            id="data", pci_path="02/00", file="/disks/data.img", state="plugged"
+        )
+        return host_pb2.ListPluggedResponse(devices=[device])
+
+
+@contextlib.asynccontextmanager
+async def running_vm(state: Path, guest: FakeGuest, name: str = "web") -> AsyncIterator[None]:
+    """A VM in the state directory for as long as the block lasts."""
+    directory = state / name
+    directory.mkdir(parents=True)
+    (directory / "vm.json").write_text(json.dumps({"daemon_pid": os.getpid()}))
+    server = aio.server()
+    for service, built in _services(guest):
+        server.add_generic_rpc_handlers((_handler(service, built),))
+    server.add_insecure_port(f"unix:{directory}/api.sock")
+    with (directory / "lock").open("wb") as lock:
+        whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, whole)
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+
+def _services(guest: FakeGuest) -> list[tuple[ServiceDescriptor, object]]:
+    """What is served; a method that the object has not answers UNIMPLEMENTED."""
+    return [
+        (processes_pb2.DESCRIPTOR.services_by_name["Processes"], _Processes(guest)),
+        (containers_pb2.DESCRIPTOR.services_by_name["Containers"], _Containers(guest)),
+        (devices_pb2.DESCRIPTOR.services_by_name["Devices"], _Devices()),
+        (host_pb2.DESCRIPTOR.services_by_name["Host"], _Host(guest)),
+    ]
+
+
+def _handler(service: ServiceDescriptor, built: object) -> grpc.GenericRpcHandler:
+    handlers = {}
+    for method in service.methods:
+        if behaviour := getattr(built, method.name, None):
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if method.client_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
+            handlers[method.name] = make(
+                behaviour,
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)

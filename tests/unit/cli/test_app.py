@@ -1,0 +1,61 @@
+"""The command line as a whole: every command says how it is used."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from innkeeper.cli.app import app
+
+pytestmark = [pytest.mark.unit, pytest.mark.operations]
+
+COMMANDS = [
+    ("run",),
+    ("exec",),
+    ("call",),
+    ("demo",),
+    ("vm", "start"),
+    ("vm", "list"),
+    ("vm", "stop"),
+    ("device", "attach"),
+    ("device", "detach"),
+    ("device", "list"),
+]
+
+
+def test_the_program_lists_its_commands() -> None:
+    told = CliRunner().invoke(app, ["--help"]).output
+    for command in ("run", "exec", "call", "demo", "vm", "device", "image"):
+        assert f"\n  {command} " in told
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_teaches_by_example(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Example" in result.output
+    assert f"innkeeper {' '.join(command)}" in result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run"],
+        ["run", "--disk", "x", "--", "ls"],
+        ["run", "--memory", "lots", "--", "ls"],
+        ["run", "--memory", "1M", "--", "ls"],
+        ["run", "--name", "../x", "--", "ls"],
+        ["exec", "web"],
+        ["vm", "stop"],
+        ["device", "attach", "web", "/nonexistent/file"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_use_is_exit_code_2(words: list[str]) -> None:
+    assert CliRunner().invoke(app, words).exit_code == 2
+
+
+def test_the_methods_can_be_listed_without_a_vm() -> None:
+    told = CliRunner().invoke(app, ["call", "--list"]).output
+    assert "Devices.Attach" in told.splitlines()

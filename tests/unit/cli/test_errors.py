@@ -1,0 +1,64 @@
+"""Failures as people and scripts see them."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
+
+from innkeeper.cli.errors import CliError, exit_code, explain
+from innkeeper.shim.errors import Reason, ShimError
+
+pytestmark = [pytest.mark.unit, pytest.mark.operations]
+
+
+def refusal(message: str, reason: str, **fields: str) -> aio.AioRpcError:
+    """A failed call as the guest's agent ends one."""
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="innkeeper", metadata=fields)
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    trailers = aio.Metadata(("grpc-status-details-bin", status.SerializeToString()))
+    return aio.AioRpcError(code, aio.Metadata(), trailers, message)
+
+
+def test_a_refusal_shows_reason_fields_and_hint() -> None:
+    error = refusal("device d1 is in use", "STILL_IN_USE", users="c1", hint="remove c1 first")
+    assert explain(error).splitlines() == [
+        "device d1 is in use",
+        "  reason: STILL_IN_USE",
+        "  users: c1",
+        "  hint: remove c1 first",
+    ]
+
+
+def test_a_failed_call_without_details_shows_its_code() -> None:
+    error = aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), "the agent is away"
+    )
+    assert explain(error).splitlines() == ["the agent is away", "  code: UNAVAILABLE"]
+
+
+def test_a_failure_of_the_hosts_side_shows_the_same() -> None:
+    error = ShimError(Reason.UNKNOWN_VM, "VM web: does not run", hint="none runs")
+    assert explain(error).splitlines() == [
+        "VM web: does not run",
+        "  reason: UNKNOWN_VM",
+        "  hint: none runs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CliError("x"), 125),
+        (refusal("executable file `x` not found in $PATH: No such file", "RUNTIME_REFUSED"), 127),
+        (refusal("open executable: Permission denied", "RUNTIME_REFUSED"), 126),
+        (refusal("cgroup: Permission denied", "MOUNT_REFUSED"), 125),
+    ],
+)
+def test_exit_codes_are_those_of_container_tools(error: BaseException, code: int) -> None:
+    assert exit_code(error) == code

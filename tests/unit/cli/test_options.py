@@ -1,0 +1,105 @@
+"""Words of the command line, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from innkeeper.cli import options
+from innkeeper.cli.exec import split_words as split_exec
+from innkeeper.cli.options import DiskOption
+
+pytestmark = [pytest.mark.unit, pytest.mark.operations]
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "data.img"
+    path.touch()
+    return path
+
+
+def test_a_disk_is_a_file_and_a_place(image: Path) -> None:
+    assert options.parse_disk(f"{image}:/data") == DiskOption(file=image, mount="/data")
+
+
+def test_a_disk_may_be_read_only_of_another_type_and_format(image: Path) -> None:
+    assert options.parse_disk(f"{image}:/data:ro:fs=xfs:format=qcow2") == DiskOption(
+        file=image, mount="/data", read_only=True, fs_type="xfs", format="qcow2"
+    )
+
+
+def test_a_disks_file_may_have_a_colon(tmp_path: Path) -> None:
+    (tmp_path / "a:b.img").touch()
+    assert options.parse_disk(f"{tmp_path}/a:b.img:/data").file == tmp_path / "a:b.img"
+
+
+def test_a_relative_file_becomes_absolute(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(image.parent)
+    assert options.parse_disk("data.img:/data").file == image
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "write FILE:MOUNT"),
+        ("{}:data", "write FILE:MOUNT"),
+        ("{}:/data:rw", "'rw' is none of"),
+        ("{}:/data:ro=1", "'ro=1' is none of"),
+        ("{}:/data:fs", "'fs' is none of"),
+        ("none.img:/data", "none.img: no such file"),
+    ],
+)
+def test_a_disk_that_is_none_is_refused_with_the_reason(image: Path, text: str, why: str) -> None:
+    with pytest.raises(typer.BadParameter, match=why):
+        options.parse_disk(text.format(image))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512", 512 << 20),
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("2GiB", 2 << 30),
+        ("65536k", 64 << 20),
+        ("1 t", 1 << 40),
+    ],
+)
+def test_sizes_are_powers_of_two_and_mib_without_a_unit(text: str, size: int) -> None:
+    assert options.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "1.5G", "1X"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="512M or 2G"):
+        options.parse_size(text)
+
+
+def test_a_variable_without_a_value_is_ours_if_we_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KNOWN", "yes")
+    monkeypatch.delenv("UNKNOWN", raising=False)
+    words = ["A=1", "KNOWN", "UNKNOWN", "EMPTY="]
+    assert options.parse_environment(words) == ("A=1", "KNOWN=yes", "EMPTY=")
+
+
+def test_a_user_is_numbers_and_the_group_that_of_the_user(image: Path) -> None:
+    assert options.parse_user("1000") == (1000, 1000)
+    assert options.parse_user("1000:50") == (1000, 50)
+    with pytest.raises(typer.BadParameter, match="UID:GID"):
+        options.parse_user("nobody")
+
+
+def test_exec_takes_a_vm_a_container_and_a_command() -> None:
+    assert split_exec(["web", "main", "--", "ls", "-l"]) == ("web", "main", ("ls", "-l"))
+    assert split_exec(["web", "--", "ls", "--", "x"]) == ("web", "", ("ls", "--", "x"))
+
+
+@pytest.mark.parametrize(
+    "words", [["web", "ls"], ["web", "--"], ["--", "ls"], ["web", "a", "-t", "--", "sh"]]
+)
+def test_exec_without_its_parts_shows_how_it_is_written(words: list[str]) -> None:
+    with pytest.raises(typer.BadParameter, match=r"VM \[CONTAINER\] -- CMD"):
+        split_exec(words)

@@ -1,0 +1,275 @@
+"""Containers from create to remove, and what every failure leaves behind: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent.core.errors import AgentError, Code, Reason
+from agent.core.model import (
+    ContainerState,
+    DeviceGrant,
+    ProcessRef,
+    RootPath,
+    RootStorage,
+    StorageMount,
+    Stream,
+)
+from tests.fakes.crun import FakeGroup
+from tests.unit.handlers.runtime.conftest import Bed, Life
+
+pytestmark = [pytest.mark.unit, pytest.mark.containers]
+
+C1 = ProcessRef(container_id="c1")
+
+
+async def test_a_container_from_create_to_remove(bed: Bed, life: Life) -> None:
+    created = await life.containers.create(bed.request("echo hello; exit 42"))
+    assert created.state is ContainerState.CREATED
+    started = await life.containers.start("c1")
+    assert started.pid == created.pid
+    assert (await life.wait("c1")).code == 42
+    assert life.containers.get("c1").state is ContainerState.STOPPED
+    assert await life.output("c1") == b"hello\n"
+    await life.containers.remove("c1", 0, 10)
+    assert (life.containers.list(), bed.left()) == ((), {})
+    assert life.events.kinds() == [
+        "container_created",
+        "container_started",
+        "process_exited",
+        "container_removed",
+    ]
+
+
+async def test_an_end_by_a_signal_is_128_and_its_number(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("kill -KILL $$"))
+    await life.containers.start("c1")
+    end = await life.wait("c1")
+    assert (end.code, end.signal) == (137, 9)
+    details = next(d for kind, _, d in life.events.published if kind == "process_exited")
+    assert (details["code"], details["signal"]) == ("137", "9")
+
+
+async def test_an_exit_can_be_asked_for_after_the_removal(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("exit 5"))
+    await life.containers.start("c1")
+    waiting = [asyncio.create_task(life.wait("c1")) for _ in range(3)]
+    await life.wait("c1")
+    await life.containers.remove("c1", 0, 10)
+    assert (await life.wait("c1")).code == 5
+    assert {(await each).code for each in waiting} == {5}
+
+
+async def test_the_same_request_twice_is_answered_twice(bed: Bed, life: Life) -> None:
+    request = bed.request("sleep 100")
+    both = asyncio.gather(life.containers.create(request), life.containers.create(request))
+    first, second = await both
+    third = await life.containers.create(replace(request, timeout=99))
+    assert first == second == third
+    assert bed.crun.operations() == ["create"]
+
+
+async def test_another_request_with_the_id_leaves_the_first_alone(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("sleep 100"))
+    before = await life.containers.start("c1")
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request("sleep 200"))
+    assert (caught.value.code, caught.value.reason) == (Code.ALREADY_EXISTS, Reason.ID_IN_USE)
+    assert life.containers.get("c1") == before
+
+
+async def test_a_second_start_is_answered_and_one_after_the_end_is_refused(
+    bed: Bed, life: Life
+) -> None:
+    await life.containers.create(bed.request("read line"))
+    first = await life.containers.start("c1")
+    assert await life.containers.start("c1") == first
+    await life.processes.close_input(C1, 0)
+    await life.wait("c1")
+    with pytest.raises(AgentError) as caught:
+        await life.containers.start("c1")
+    assert caught.value.reason is Reason.WRONG_STATE
+
+
+async def test_unknown_ids_are_not_found(life: Life) -> None:
+    for call in (life.containers.start("no"), life.containers.remove("no", 0, 1)):
+        with pytest.raises(AgentError) as caught:
+            await call
+        assert caught.value.reason is Reason.UNKNOWN_CONTAINER
+
+
+@pytest.mark.parametrize("name", ["../x", "-rf", "a b", "", "x" * 65, "a/b"])
+async def test_bad_ids_are_refused_before_anything_is_done(bed: Bed, life: Life, name: str) -> None:
+    """crun lets `../x` and `-rf` through its own check."""
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request(id=name))
+    assert caught.value.reason is Reason.BAD_ID
+    assert (bed.crun.calls, bed.left()) == ([], {})
+
+
+async def test_ids_come_after_two_dashes(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request())
+    assert bed.crun.calls[0][-2:] == ["--", "c1"]
+
+
+FAILURES = {
+    "bad spec": ({"spec": b"{}"}, Reason.BAD_SPEC),
+    "unknown storage": (
+        {"storages": (StorageMount(storage_id="no", destination="/d"),)},
+        Reason.UNKNOWN_STORAGE,
+    ),
+    "unknown root": ({"rootfs": RootStorage(storage_id="no")}, Reason.UNKNOWN_STORAGE),
+    "unknown device": ({"devices": (DeviceGrant(device_id="no"),)}, Reason.UNKNOWN_DEVICE),
+    "root that is not there": ({"rootfs": RootPath(path="/no/such")}, Reason.BAD_FIELD),
+    "root with a detour": ({"rootfs": RootPath(path="/usr/../etc")}, Reason.BAD_FIELD),
+    "relative root": ({"rootfs": RootPath(path="usr")}, Reason.BAD_FIELD),
+    "bad grant": (
+        {"devices": (DeviceGrant(device_id="disk", permissions="x"),)},
+        Reason.BAD_FIELD,
+    ),
+    "bad timeout": ({"timeout": -1.0}, Reason.BAD_FIELD),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_request_that_cannot_be_met_leaves_nothing(bed: Bed, life: Life, name: str) -> None:
+    changes, reason = FAILURES[name]
+    held = StorageMount(storage_id="data", destination="/data")
+    request = replace(bed.request(), storages=(held,), **changes)  # type: ignore[arg-type]
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(request)
+    assert caught.value.reason is reason
+    assert (life.containers.list(), bed.left()) == ((), {})
+
+
+async def test_what_crun_says_is_told_and_nothing_is_left(bed: Bed, life: Life) -> None:
+    bed.crun.plan(fail={"create": "executable file `nosuch` not found in $PATH"})
+    request = replace(
+        bed.request(),
+        writable_layer=True,
+        storages=(StorageMount(storage_id="data", destination="/data"),),
+        devices=(DeviceGrant(device_id="disk"),),
+    )
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(request)
+    assert caught.value.reason is Reason.RUNTIME_REFUSED
+    assert caught.value.fields["runtime_message"] == "executable file `nosuch` not found in $PATH"
+    assert bed.left() == {}
+    bed.crun.plan(fail={})
+    assert (await life.containers.create(request)).state is ContainerState.CREATED
+
+
+async def test_a_create_that_hangs_ends_at_its_deadline(bed: Bed, life: Life) -> None:
+    bed.crun.plan(hang=["create"])
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request("sleep 100", timeout=1.0))
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+    assert bed.left() == {}
+
+
+async def test_a_caller_that_leaves_gets_the_answer_when_it_asks_again(
+    bed: Bed, life: Life
+) -> None:
+    request = bed.request("sleep 100")
+    task = asyncio.create_task(life.containers.create(request))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await life.containers.create(request)).state is ContainerState.CREATED
+    assert bed.crun.operations() == ["create"]
+
+
+async def test_a_layer_that_cannot_be_mounted(bed: Bed, life: Life) -> None:
+    bed.files.fail = {"rootfs"}
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request(writable_layer=True))
+    assert caught.value.reason is Reason.MOUNT_REFUSED
+    bed.files.fail = set()
+    assert len(life.containers.list()) == 1
+    await life.containers.remove("c1", 0, 10)
+    assert bed.left() == {}
+
+
+async def test_the_layer_is_limited_and_paths_are_escaped(bed: Bed, life: Life) -> None:
+    odd = bed.top / "odd,na:me"
+    odd.mkdir()
+    await life.containers.create(bed.request(writable_layer=True, rootfs=RootPath(path=str(odd))))
+    layer, overlay = bed.files.mounts
+    assert "size=268435456" in layer.data
+    assert f"lowerdir={bed.top}/odd\\,na\\:me,upperdir=" in overlay.data
+    await life.containers.remove("c1", 0, 10)
+    assert bed.left() == {}
+
+
+async def test_a_failed_start_leaves_it_created(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("exit 3"))
+    bed.crun.plan(fail={"start": "no luck"})
+    with pytest.raises(AgentError, match="no luck"):
+        await life.containers.start("c1")
+    assert life.containers.get("c1").state is ContainerState.CREATED
+    bed.crun.plan(fail={})
+    await life.containers.start("c1")
+    assert (await life.wait("c1")).code == 3
+
+
+async def test_remove_gives_the_grace_and_then_kills(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("trap 'exit 7' TERM; echo up; sleep 100 & wait"))
+    await life.containers.start("c1")
+    chunk = await anext(life.processes.output(C1, {Stream.STDOUT: 0}))
+    assert chunk.data == b"up\n"
+    await life.containers.remove("c1", 10, 20)
+    assert (await life.wait("c1")).code == 7
+
+
+async def test_remove_kills_what_ignores_the_request(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("trap '' TERM; while :; do sleep 1; done"))
+    await life.containers.start("c1")
+    await life.containers.remove("c1", 0.05, 10)
+    assert (await life.wait("c1")).code == 137
+    assert bed.left() == {}
+
+
+async def test_a_created_container_can_be_removed(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request())
+    await life.containers.remove("c1", 0, 10)
+    assert (await life.wait("c1")).code == 137
+    assert bed.left() == {}
+
+
+async def test_a_removal_that_fails_can_be_asked_for_again(
+    bed: Bed, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await life.containers.create(bed.request("sleep 100"))
+    monkeypatch.setattr(FakeGroup, "stuck", True)
+    with pytest.raises(AgentError) as caught:
+        await life.containers.remove("c1", 0, 10)
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+    assert [each.id for each in life.containers.list()] == ["c1"]
+    with pytest.raises(AgentError, match="not removed whole"):
+        await life.containers.create(bed.request("sleep 100"))
+    monkeypatch.setattr(FakeGroup, "stuck", False)
+    await life.containers.remove("c1", 0, 10)
+    assert bed.left() == {}
+
+
+async def test_all_are_removed_at_once(bed: Bed, life: Life) -> None:
+    for number in range(3):
+        await life.containers.create(bed.request("sleep 100", id=f"c{number}"))
+    assert await life.containers.remove_all() == ()
+    assert bed.left() == {}
+
+
+async def test_twenty_rounds_leave_nothing(bed: Bed, life: Life) -> None:
+    for number in range(20):
+        bed.crun.plan(fail={"create": "no luck"} if number % 5 == 0 else {})
+        try:
+            await life.containers.create(bed.request("exit 1"))
+            await life.containers.start("c1")
+            await life.wait("c1")
+            await life.containers.remove("c1", 0, 10)
+        except AgentError:
+            assert number % 5 == 0
+        assert bed.left() == {}

@@ -1,0 +1,108 @@
+"""QEMU's command line as a value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from innkeeper.image.model import Flavour, Image
+from innkeeper.shim import topology
+from innkeeper.shim.accel import Accelerator
+from innkeeper.shim.machine import GuestLink, MachineShape, Pipes
+from innkeeper.shim.spec import ColdDisk
+
+pytestmark = [pytest.mark.unit, pytest.mark.boot]
+
+PIPES = Pipes(monitor=7, console=8)
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> MachineShape:
+    image = Image(
+        directory=tmp_path,
+        flavour=Flavour.CLOUD,
+        kernel="vmlinuz",
+        initrd="initrd.img",
+        root="root.ext4",
+        cmdline="cgroup_no_v1=all",
+        inputs_hash="",
+        kernel_version="",
+        size=1,
+    )
+    return MachineShape(
+        name="web",
+        image=image,
+        accel=Accelerator.TCG,
+        memory=512 << 20,
+        cpus=2,
+        topology=topology.build(ports=3),
+        link=GuestLink(arguments=("-device", "virtio-serial-pci,id=serial0")),
+        console_log=tmp_path / "console.log",
+    )
+
+
+def values(argv: tuple[str, ...], option: str) -> list[str]:
+    return [argv[at + 1] for at, word in enumerate(argv) if word == option]
+
+
+def test_the_root_is_a_read_only_disk_with_our_serial(shape: MachineShape) -> None:
+    argv = shape.argv(PIPES)
+    (backend,) = (json.loads(text) for text in values(argv, "-blockdev"))
+    assert backend["read-only"] is True
+    assert backend["driver"] == "raw"
+    assert backend["file"]["filename"].endswith("root.ext4")
+    (root,) = [text for text in values(argv, "-device") if text.startswith("virtio-blk-pci")]
+    assert "serial=innkeeper-root" in root
+
+
+def test_nothing_is_there_by_default_and_a_reset_ends_qemu(shape: MachineShape) -> None:
+    argv = shape.argv(PIPES)
+    assert {"-nodefaults", "-no-user-config", "-no-reboot"} <= set(argv)
+    assert values(argv, "-display") == ["none"]
+
+
+def test_the_kernel_gets_the_images_words_then_ours_then_the_users(shape: MachineShape) -> None:
+    told = replace(shape, cmdline=("agent.log=debug",)).kernel_cmdline()
+    assert told == "cgroup_no_v1=all console=ttyS0 panic=-1 agent.log=debug"
+
+
+def test_monitor_and_console_are_the_inherited_descriptors(shape: MachineShape) -> None:
+    chardevs = values(shape.argv(PIPES), "-chardev")
+    assert any(text.startswith("socket,id=monitor,fd=7") for text in chardevs)
+    assert any(text.startswith("socket,id=console,fd=8,logfile=") for text in chardevs)
+
+
+def test_memory_is_shared_only_for_a_process_beside_qemu(shape: MachineShape) -> None:
+    assert not any("memory-backend" in word for word in shape.argv(PIPES))
+    shared = replace(shape, link=GuestLink(shared_memory=True)).argv(PIPES)
+    assert "memory-backend=memory" in values(shared, "-machine")[0]
+    backend = json.loads(values(shared, "-object")[0])
+    assert backend == {
+        "qom-type": "memory-backend-memfd",
+        "id": "memory",
+        "size": 512 << 20,
+        "share": True,
+    }
+
+
+def test_a_comma_in_a_path_becomes_no_option(shape: MachineShape, tmp_path: Path) -> None:
+    """QEMU ends an option's value at a comma unless it is written twice."""
+    named = replace(shape, console_log=tmp_path / "a,b" / "console.log")
+    assert any("a,,b" in text for text in values(named.argv(PIPES), "-chardev"))
+
+
+def test_a_cold_disk_lies_on_the_root_bus(shape: MachineShape, tmp_path: Path) -> None:
+    (tmp_path / "cold.img").touch()
+    cold = ColdDisk(file=tmp_path / "cold.img", serial="cold", read_only=True)
+    argv = replace(shape, cold_disks=(cold,)).argv(PIPES)
+    (device,) = [text for text in values(argv, "-device") if "id=cold0" in text]
+    assert "serial=cold" in device
+    assert device.endswith("bus=pcie.0,addr=05")
+
+
+def test_each_accelerator_has_its_cpu(shape: MachineShape) -> None:
+    assert values(shape.argv(PIPES), "-cpu") == ["max"]
+    assert values(replace(shape, accel=Accelerator.KVM).argv(PIPES), "-cpu") == ["host"]

@@ -1,0 +1,1 @@
+"""Figures of a running Innkeeper: `python -m bench`. It measures, it asserts nothing."""

@@ -1,0 +1,136 @@
+"""`python -m bench`: boots VMs one after the other and writes down what they did."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.boot import boot_samples, memory_samples
+from bench.calls import call_samples, health_checks
+from bench.figures import Figure, Sample, gather
+from bench.plugs import plug_rounds
+from innkeeper.cli import options, output
+from innkeeper.cli.loop import wait_for
+from innkeeper.shim.client import VmSpec, start_vm
+from innkeeper.shim.images import find_image
+from innkeeper.v1 import host_pb2, sandbox_pb2, sandbox_pb2_grpc
+
+_COLUMNS = ("FIGURE", "MEDIAN", "SPREAD", "MIN", "MAX", "SAMPLES", "UNIT")
+_DISK_SIZE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much to measure, of what."""
+
+    image: str
+    accel: str
+    transport: str
+    runs: int
+    calls: int
+    plugs: int
+
+
+def main(  # noqa: PLR0913 - typer makes each parameter an option
+    runs: Annotated[int, typer.Option(metavar="N", help="Boots.", min=1)] = 5,
+    calls: Annotated[int, typer.Option(metavar="N", help="Health checks in each.", min=1)] = 1000,
+    plugs: Annotated[int, typer.Option(metavar="N", help="Plugs in each.", min=1)] = 20,
+    image: options.ImageOption = "cloud",
+    accel: options.AccelOption = "auto",
+    transport: options.TransportOption = "serial",
+    json_file: Annotated[
+        Path, typer.Option("--json", metavar="FILE", help="Where the figures go.")
+    ] = Path("build/bench.json"),
+) -> None:
+    """Measures boots, calls, plugs and memory; prints a table and writes JSON.
+
+    Nothing is asserted: figures depend on the machine, and on what else it does.
+    SPREAD is the distance of the quartiles.
+
+    \b
+    Examples:
+      python -m bench
+      python -m bench --runs 1 --calls 10000 --transport vhost-user-vsock
+      python -m bench --runs 20 --plugs 1 --json build/boots.json
+    """
+    plan = Plan(image=image, accel=accel, transport=transport, runs=runs, calls=calls, plugs=plugs)
+    figures, vm = wait_for(_measure(plan))
+    output.table(_COLUMNS, [figure.to_row() for figure in figures])
+    json_file.parent.mkdir(parents=True, exist_ok=True)
+    json_file.write_text(json.dumps(_record(figures, vm), indent=2) + "\n")
+    output.note(f"written to {json_file}")
+
+
+async def _measure(plan: Plan) -> tuple[tuple[Figure, ...], host_pb2.VmDescription]:
+    samples = list(_image_samples(plan.image))
+    vm = host_pb2.VmDescription()
+    with tempfile.TemporaryDirectory(prefix="innkeeper-bench-") as folder:
+        disk = _empty_disk(Path(folder))
+        for number in range(1, plan.runs + 1):
+            output.note(f"run {number} of {plan.runs}")
+            vm, taken = await _run(plan, disk)
+            samples += taken
+    return gather(samples), vm
+
+
+def _empty_disk(folder: Path) -> Path:
+    disk = folder / "disk.img"
+    with disk.open("wb") as file:
+        file.truncate(_DISK_SIZE)
+    return disk
+
+
+def _image_samples(name: str) -> list[Sample]:
+    image = find_image(name)
+    what = f"root file system of the image, Linux {image.kernel_version}"
+    return [Sample(name="image_size_mb", value=image.size / 1e6, unit="MB", what=what)]
+
+
+async def _run(plan: Plan, disk: Path) -> tuple[host_pb2.VmDescription, list[Sample]]:
+    """One boot and all that is measured in it."""
+    vm = await start_vm(
+        VmSpec(
+            name=f"bench-{secrets.token_hex(4)}",
+            image=plan.image,
+            accel=plan.accel,
+            transport=plan.transport,
+            tied=True,
+        )
+    )
+    try:
+        found = await vm.describe()
+        async with vm.channel() as channel:
+            sandbox = sandbox_pb2_grpc.SandboxStub(channel)
+            request = sandbox_pb2.DescribeSandboxRequest()
+            samples = list(boot_samples(found, await sandbox.Describe(request)))
+            samples += call_samples(await health_checks(channel, plan.calls))
+            samples += await plug_rounds(vm, channel, disk, plan.plugs)
+            samples += memory_samples(await sandbox.Describe(request))
+    finally:
+        await vm.stop()
+    return found, samples
+
+
+def _record(figures: tuple[Figure, ...], vm: host_pb2.VmDescription) -> dict[str, object]:
+    return {
+        "format": 1,
+        "taken": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "accelerator": vm.accelerator,
+        "transport": vm.transport,
+        "host_kernel": platform.release(),
+        "figures": {figure.name: figure.to_json() for figure in figures},
+    }
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(main)
+    app()

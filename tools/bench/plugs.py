@@ -1,0 +1,107 @@
+"""Latency of hot-plug, split into the kernel's part and ours.
+
+The whole is the daemon's: device_add to the guest's answer. The kernel's part
+is read from its own log afterwards: from the first line about the new PCI
+function to the line of the disk's driver, whose stamps are the kernel's own
+clock. So "ours" is everything else: QMP, the interrupt and ACPI's handler
+before the kernel's first word, the agent's wait, its answer, the way back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING
+
+from bench.figures import Sample, milliseconds
+from innkeeper.cli.descriptors import Collector
+from innkeeper.shim.streams import ProcessStreams, StreamEnds
+from innkeeper.v1 import (
+    containers_pb2,
+    containers_pb2_grpc,
+    host_pb2,
+    types_pb2,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from grpc import aio
+
+    from innkeeper.shim.client import Vm
+
+_LINE = re.compile(r"^(?:<\d+>)?\[\s*(?P<at>\d+\.\d+)\] (?P<text>.*)$", re.MULTILINE)
+_NEW_FUNCTION = re.compile(r"pci (?P<bdf>[0-9a-f:.]+): \[[0-9a-f]{4}:[0-9a-f]{4}\]")
+_NEW_DISK = re.compile(r"virtio_blk \w+: \[\w+\] \d+ ")
+
+_TOTAL = "device_add to the guest's answer that the disk is usable"
+_KERNEL = "the guest kernel's first line on the PCI function to its line on the disk"
+_OURS = "the whole without the kernel's part: QMP, ACPI, the agent's wait, the way back"
+_UNPLUG = "the daemon's whole transaction: guest asked, device_del, both sides done"
+
+
+async def plug_rounds(vm: Vm, channel: aio.Channel, disk: Path, count: int) -> list[Sample]:
+    """Plugs one disk in and out `count` times; samples in order of time."""
+    totals, unplugs = [], []
+    for number in range(count):
+        request = host_pb2.PlugDiskRequest(id=f"bench{number}", file=str(disk))
+        totals.append((await vm.plug_disk(request)).usable_micros / 1e6)
+        began = time.perf_counter()
+        await vm.unplug(request.id)
+        unplugs.append(time.perf_counter() - began)
+    return list(split(totals, unplugs, kernel_parts(await kernel_log(channel))))
+
+
+def split(totals: list[float], unplugs: list[float], kernel: list[float]) -> Iterator[Sample]:
+    """The split is left out when the kernel's log does not tell all of the rounds."""
+    told = kernel[-len(totals) :] if totals else []
+    for number, total in enumerate(totals):
+        yield milliseconds("plug_to_usable_ms", total, _TOTAL)
+        if len(told) == len(totals):
+            yield milliseconds("plug_kernel_ms", told[number], _KERNEL)
+            yield milliseconds("plug_ours_ms", total - told[number], _OURS)
+    for unplug in unplugs:
+        yield milliseconds("unplug_ms", unplug, _UNPLUG)
+
+
+def kernel_parts(log: str) -> list[float]:
+    """Seconds from each new disk's PCI function to the disk, in order of time."""
+    parts = []
+    function_at: float | None = None
+    for line in _LINE.finditer(log):
+        if _NEW_FUNCTION.match(line["text"]):
+            function_at = float(line["at"])
+        elif _NEW_DISK.match(line["text"]) and function_at is not None:
+            parts.append(float(line["at"]) - function_at)
+            function_at = None
+    return parts
+
+
+async def kernel_log(channel: aio.Channel) -> str:
+    """What `dmesg` prints in a container that may; empty when it may not after all."""
+    containers = containers_pb2_grpc.ContainersStub(channel)
+    await containers.Create(_dmesg_container())
+    await containers.Start(containers_pb2.StartContainerRequest(id="dmesg"))
+    log, rest = Collector(limit=16 << 20), Collector()
+    process = types_pb2.ProcessRef(container_id="dmesg")
+    await ProcessStreams(channel, process, StreamEnds(stdout=log, stderr=rest)).run()
+    await containers.Remove(containers_pb2.RemoveContainerRequest(id="dmesg"))
+    return log.data.decode(errors="replace")
+
+
+def _dmesg_container() -> containers_pb2.CreateContainerRequest:
+    capabilities = ["CAP_SYSLOG", "CAP_SYS_ADMIN"]
+    process = {
+        "args": ["dmesg"],
+        "cwd": "/",
+        "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+        "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+    }
+    return containers_pb2.CreateContainerRequest(
+        id="dmesg",
+        spec=json.dumps({"ociVersion": "1.1.0", "process": process}).encode(),
+        path="/usr/lib/innkeeper/rootfs",
+        writable_layer=True,
+    )

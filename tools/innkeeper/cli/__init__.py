@@ -1,0 +1,1 @@
+"""The command `innkeeper`: one file per group of commands."""

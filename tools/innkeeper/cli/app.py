@@ -1,0 +1,46 @@
+"""The command `innkeeper`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import typer
+
+from innkeeper.cli import call, demo, device, errors, output, run, vm
+from innkeeper.cli.exec import exec_
+from innkeeper.image.command import app as image_app
+
+# Options after the first word that is none belong to the command in the guest.
+_TAKES_A_COMMAND = {"allow_interspersed_args": False}
+
+app = typer.Typer(
+    name="innkeeper",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Lightweight VMs with an agent inside: run a command in one, or keep one and work on it.",
+    epilog="Start here: innkeeper image build; innkeeper run -- echo hello; innkeeper demo",
+)
+app.command(context_settings=_TAKES_A_COMMAND)(run.run)
+app.command("exec", context_settings=_TAKES_A_COMMAND)(exec_)
+app.add_typer(vm.app, name="vm")
+app.add_typer(device.app, name="device")
+app.command()(call.call)
+app.add_typer(image_app, name="image")
+app.command()(demo.demo)
+
+
+def main() -> None:
+    """Runs the command line; failures that are no bugs are a few lines and an exit code."""
+    # gRPC's library writes to stderr, which is the stderr of a command in the guest.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        app()
+    except errors.EXPECTED as error:
+        output.fail(errors.explain(error))
+        sys.exit(errors.exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -1,0 +1,165 @@
+"""Words of the command line that more than one command has, and what they mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from innkeeper.shim.errors import ShimError
+
+if TYPE_CHECKING:
+    from innkeeper.shim.spec import VmSpec
+
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
+_UNITS = {"": 20, "K": 10, "M": 20, "G": 30, "T": 40}
+_DISK = re.compile(r"(?P<file>.+?):(?P<mount>/[^:]*)(?P<words>(?::[^:]+)*)")
+
+ImageOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Flavour of the guest image, or an image's directory.")
+]
+MemoryOption = Annotated[
+    str, typer.Option(metavar="SIZE", help="The guest's memory, as in 512M or 2G.")
+]
+CpusOption = Annotated[int, typer.Option(metavar="N", help="The guest's CPUs.")]
+AccelOption = Annotated[
+    str,
+    typer.Option(metavar="auto|kvm|tcg", help="auto takes KVM only where it is known to work."),
+]
+TransportOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|vsock|vhost-user-vsock|serial",
+        help="The way to the guest; auto takes the best that the host has.",
+    ),
+]
+BootTimeoutOption = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="Time to the agent's first answer; 0: 30, 120 on tcg."),
+]
+AppendOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WORD", help="A further word of the kernel's command line; repeatable."),
+]
+CommandArgument = Annotated[
+    list[str], typer.Argument(metavar="[--] CMD...", help="The command and its arguments.")
+]
+NewNameOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Name of the VM.", show_default="run-XXXXXXXX")
+]
+RootOption = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR|TAR", help="The container's root; without it: busybox, from the image."
+    ),
+]
+DisksOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE:MOUNT[:ro][:fs=TYPE][:format=raw|qcow2]",
+        help="Plugs the disk image in and mounts it in the container; repeatable.",
+    ),
+]
+TerminalOption = Annotated[
+    bool, typer.Option("-t", "--tty", help="Give the command a terminal: this one.")
+]
+StdinOption = Annotated[
+    bool,
+    typer.Option(
+        "-i/-n", "--stdin/--no-stdin", help="Pass our input on, or not.", show_default="on"
+    ),
+]
+EnvironmentOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME[=VALUE]", help="Sets a variable, or passes ours; repeatable."),
+]
+DirectoryOption = Annotated[str, typer.Option(metavar="DIR", help="Where the command starts.")]
+UserOption = Annotated[str, typer.Option(metavar="UID[:GID]", help="Who runs it.")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the VM running afterwards.")]
+PortsOption = Annotated[int, typer.Option(metavar="N", help="Ports for hot-plug.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskOption:
+    """`--disk FILE:MOUNT[:ro][:fs=TYPE][:format=raw|qcow2]`."""
+
+    file: Path
+    mount: str
+    read_only: bool = False
+    fs_type: str = "ext4"
+    format: str = "raw"
+
+
+def parse_disk(text: str) -> DiskOption:
+    """Raises typer.BadParameter for what is no such option or no such file."""
+    match = _DISK.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r}: write FILE:MOUNT, as in data.img:/data or a.img:/a:ro")
+    words = [word for word in match["words"].split(":") if word]
+    options: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in ("ro", "fs", "format") or (name == "ro") == bool(value):
+            raise typer.BadParameter(f"{text!r}: {word!r} is none of ro, fs=TYPE, format=FORMAT")
+        options[name] = value
+    return DiskOption(
+        file=existing_file(match["file"]),
+        mount=match["mount"],
+        read_only="ro" in options,
+        fs_type=options.get("fs", "ext4"),
+        format=options.get("format", "raw"),
+    )
+
+
+def existing_file(text: str) -> Path:
+    """An absolute path; the daemon has another working directory than we."""
+    path = Path(text).absolute()
+    if not path.exists():
+        raise typer.BadParameter(f"{text}: no such file")
+    return path
+
+
+def parse_size(text: str) -> int:
+    """Bytes; a number without a unit is MiB."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r}: write a size as in 512M or 2G")
+    return int(match[1]) << _UNITS[match[2].upper()]
+
+
+def parse_environment(words: list[str]) -> tuple[str, ...]:
+    """`NAME=VALUE` as it is; `NAME` alone takes the value that we have, if any."""
+    entries = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not name:
+            raise typer.BadParameter(f"{word!r}: write NAME=VALUE or NAME")
+        if equals:
+            entries.append(word)
+        elif name in os.environ:
+            entries.append(f"{name}={os.environ[name]}")
+    return tuple(entries)
+
+
+def parse_user(text: str) -> tuple[int, int] | None:
+    """`UID[:GID]`, or nothing; names are the guest's business, whose passwd we can't see."""
+    if not text:
+        return None
+    if not re.fullmatch(r"\d+(:\d+)?", text):
+        raise typer.BadParameter(f"{text!r}: write numbers, UID or UID:GID")
+    uid, _, gid = text.partition(":")
+    return (int(uid), int(gid or uid))
+
+
+def vm_spec(spec: VmSpec) -> VmSpec:
+    """Checks what the command line made, as a usage error."""
+    try:
+        spec.check()
+    except ShimError as error:
+        raise typer.BadParameter(str(error)) from None
+    return spec

@@ -1,0 +1,140 @@
+"""`innkeeper vm`: VMs that go on after the command."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import grpc
+import typer
+
+from innkeeper.cli import options, output
+from innkeeper.cli.loop import wait_for
+from innkeeper.cli.run import boot
+from innkeeper.shim.client import Vm, VmSpec, find_vm, list_vms
+from innkeeper.shim.errors import ShimError
+from innkeeper.v1 import host_pb2
+
+app = typer.Typer(no_args_is_help=True, help="VMs: start one, list them, stop one.")
+
+_COLUMNS = ("NAME", "STATE", "ACCEL", "TRANSPORT", "CPUS", "MEMORY", "QEMU", "IMAGE")
+
+
+@app.command()
+def start(  # noqa: PLR0913 - typer makes each parameter an option
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new VM.")],
+    memory: options.MemoryOption = "512M",
+    cpus: options.CpusOption = 1,
+    image: options.ImageOption = "cloud",
+    accel: options.AccelOption = "auto",
+    transport: options.TransportOption = "auto",
+    ports: options.PortsOption = 16,
+    boot_timeout: options.BootTimeoutOption = 0,
+    append: options.AppendOption = None,
+) -> None:
+    """Boots a VM and leaves it running; returns when its agent has answered.
+
+    \b
+    Examples:
+      innkeeper vm start web
+      innkeeper vm start big --memory 2G --cpus 2 --ports 32
+      innkeeper vm start odd --append agent.log=debug --transport serial
+    """
+    spec = VmSpec(
+        name=name,
+        image=image,
+        memory=options.parse_size(memory),
+        cpus=cpus,
+        accel=accel,
+        transport=transport,
+        ports=ports,
+        boot_timeout=boot_timeout,
+        cmdline=tuple(append or ()),
+    )
+    wait_for(_start(options.vm_spec(spec)))
+
+
+@app.command("list")
+def list_(*, json: options.JsonOption = False) -> None:
+    """Shows the VMs that run.
+
+    \b
+    Examples:
+      innkeeper vm list
+      innkeeper vm list --json | jq -r '.[].name'
+    """
+    wait_for(_list(as_json=json))
+
+
+@app.command()
+def stop(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of VMs.")],
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time to power off; then it is ended.")
+    ] = 10,
+) -> None:
+    """Powers VMs off; one that does not do so in time is ended.
+
+    \b
+    Examples:
+      innkeeper vm stop web
+      innkeeper vm stop web big --grace 2
+    """
+    wait_for(_stop(names, grace))
+
+
+async def _start(spec: VmSpec) -> None:
+    vm = await boot(spec)
+    found = await vm.describe()
+    output.say(
+        f"{vm.name}: runs ({found.accelerator}, {found.transport}), agent answered after"
+        f" {found.first_answer_micros / 1e6:.1f} s"
+    )
+
+
+async def _list(*, as_json: bool) -> None:
+    found = await asyncio.gather(*(_describe(vm) for vm in list_vms()))
+    vms = [vm for vm in found if vm is not None]
+    if as_json:
+        output.say_json([_record(vm) for vm in vms])
+    else:
+        output.table(_COLUMNS, [_row(vm) for vm in vms])
+
+
+async def _describe(vm: Vm) -> host_pb2.VmDescription | None:
+    """A daemon that does not answer is shown as that; one that just ended is not there."""
+    try:
+        async with asyncio.timeout(5):
+            return await vm.describe()
+    except (TimeoutError, ShimError, grpc.RpcError):
+        if vm.name not in {other.name for other in list_vms()}:
+            return None
+        return host_pb2.VmDescription(name=vm.name, state="not answering", daemon_pid=vm.daemon_pid)
+
+
+async def _stop(names: list[str], grace: float) -> None:
+    # All names are looked up first: a wrong one stops nothing.
+    vms = [find_vm(name) for name in names]
+    with output.busy(f"stopping {', '.join(names)}"):
+        results = await asyncio.gather(*(vm.stop(grace) for vm in vms))
+    for vm, clean in zip(vms, results, strict=True):
+        how = "powered off" if clean else f"did not power off within {grace:g} s and was ended"
+        output.say(f"{vm.name}: {how}")
+
+
+def _row(vm: host_pb2.VmDescription) -> tuple[str, ...]:
+    return (
+        vm.name,
+        vm.state,
+        vm.accelerator or "-",
+        vm.transport or "-",
+        str(vm.cpus or "-"),
+        output.size(vm.memory) if vm.memory else "-",
+        str(vm.qemu_pid or "-"),
+        vm.image or "-",
+    )
+
+
+def _record(vm: host_pb2.VmDescription) -> dict[str, object]:
+    """Every field of the protocol, also those that are empty."""
+    return {field.name: getattr(vm, field.name) for field in vm.DESCRIPTOR.fields}

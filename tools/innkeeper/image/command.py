@@ -1,0 +1,147 @@
+"""`innkeeper image`: the builder on the command line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from innkeeper.image.builder import build as build_image
+from innkeeper.image.check import check_image
+from innkeeper.image.checkout import find_checkout
+from innkeeper.image.model import BuildOptions, Flavour, Image, ImageError
+from innkeeper.image.progress import Shown
+from innkeeper.shim.commands import CommandError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Guest images.")
+
+_SHOWN_COMPONENTS = 14
+
+
+@app.callback()
+def _image() -> None:
+    """Guest images: build them, look at them."""
+
+
+_Flavour = Annotated[Flavour, typer.Option(help="Which of Debian's kernels.")]
+_Out = Annotated[Path | None, typer.Option(help="The image is OUT/FLAVOUR.")]
+_Kernel = Annotated[
+    Path | None, typer.Option(help="A vmlinuz, or a kernel .deb with modules.", exists=True)
+]
+_Packages = Annotated[list[str] | None, typer.Option(help="One more Debian package.")]
+_Modules = Annotated[list[str] | None, typer.Option(help="One more kernel module.")]
+_Firmware = Annotated[list[Path] | None, typer.Option(help="A file for /lib/firmware.")]
+_Overlays = Annotated[list[Path] | None, typer.Option(help="A directory copied over the root.")]
+_Mirror = Annotated[str | None, typer.Option(help="A Debian mirror instead of the host's.")]
+_UpdateLock = Annotated[
+    bool, typer.Option("--update-lock", help="Take the newest packages and record them.")
+]
+
+
+@app.command()
+def build(  # noqa: PLR0913 - one parameter per option is how typer works
+    *,
+    flavour: _Flavour = Flavour.CLOUD,
+    out: _Out = None,
+    kernel: _Kernel = None,
+    package: _Packages = None,
+    module: _Modules = None,
+    firmware: _Firmware = None,
+    overlay: _Overlays = None,
+    mirror: _Mirror = None,
+    update_lock: _UpdateLock = False,
+) -> None:
+    """Builds a guest image, or finds it already built.
+
+    The default image, into build/images/cloud of the checkout:
+
+        innkeeper image build
+
+    With a driver, its firmware and a tool:
+
+        innkeeper image build --module e1000 --firmware ./x.bin --package pciutils
+
+    With your own kernel and files (./files/etc/x becomes /etc/x), into ./my/cloud:
+
+        innkeeper image build --kernel ./vendor.deb --overlay ./files --out ./my
+    """
+    options = BuildOptions(
+        flavour=flavour,
+        out=out,
+        kernel=kernel,
+        packages=tuple(package or ()),
+        modules=tuple(module or ()),
+        firmware=tuple(firmware or ()),
+        overlays=tuple(overlay or ()),
+        mirror=mirror,
+        update_lock=update_lock,
+    )
+    _build_and_show(options)
+
+
+@app.command()
+def check(
+    *,
+    flavour: _Flavour = Flavour.CLOUD,
+    out: _Out = None,
+) -> None:
+    """Opens a built image and verifies what must and must not be in it.
+
+    The default image:
+
+        innkeeper image check
+
+    The one that was made elsewhere:
+
+        innkeeper image check --flavour generic --out ./my
+    """
+    console = Console()
+    try:
+        image = Image.load((out or find_checkout().images) / flavour)
+        check_image(image)
+        console.print(f"{image.directory}: as it must be", highlight=False)
+    except (ImageError, CommandError) as error:
+        _fail(console, error)
+
+
+def _build_and_show(options: BuildOptions) -> None:
+    console = Console()
+    start = time.monotonic()
+    try:
+        with Shown(console) as progress:
+            image = build_image(options, progress)
+    except (ImageError, CommandError) as error:
+        _fail(console, error)
+    _show(console, image, time.monotonic() - start)
+
+
+def _fail(console: Console, error: Exception) -> NoReturn:
+    console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+    raise typer.Exit(code=1) from error
+
+
+def _show(console: Console, image: Image, took: float) -> None:
+    sizes: dict[str, int] = json.loads((image.directory / "sizes.json").read_text())
+    table = Table("component", "MB", box=None, header_style="dim")
+    table.columns[1].justify = "right"
+    shown = list(sizes.items())[:_SHOWN_COMPONENTS]
+    for name, size in shown:
+        table.add_row(name, f"{size / 1e6:.1f}")
+    rest = sum(sizes.values()) - sum(size for _, size in shown)
+    table.add_row(f"{len(sizes) - len(shown)} others", f"{rest / 1e6:.1f}")
+    console.print(table)
+    kernel = image.kernel_path.stat().st_size
+    initrd = image.initrd_path.stat().st_size
+    console.print(
+        f"{image.directory.parent / image.flavour}: kernel {image.kernel_version}, "
+        f"root {image.size / 1e6:.1f} MB, vmlinuz {kernel / 1e6:.1f} MB, "
+        f"initrd {initrd / 1e6:.1f} MB, took {took:.1f} s",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,114 @@
+"""The guest's agent, as far as the daemon itself talks to it.
+
+Everything else that hosts ask of the guest goes through proxy.py as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.v1 import devices_pb2, devices_pb2_grpc, sandbox_pb2, sandbox_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from innkeeper.shim.plug import GuestDisk
+
+    Answer = TypeVar("Answer")
+
+# The agent's own error about a device that does not come says how far it came;
+# its deadline has to pass before ours does.
+_AGENT_FIRST = 1.0
+_SHORT_CALL = 10.0
+_FIRST_TRY = 2.0
+_BETWEEN_TRIES = 0.1
+
+
+class Guest:
+    """Typed calls; each raises `ShimError` instead of gRPC's errors."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        self._devices = devices_pb2_grpc.DevicesStub(channel)
+        self._sandbox = sandbox_pb2_grpc.SandboxStub(channel)
+
+    async def ready(self) -> None:
+        """Returns when the agent answers; raises AGENT_AWAY when it does not."""
+        await self._check(wait_for_ready=True, timeout=_SHORT_CALL)
+
+    async def first_answer(self, activity: asyncio.Event) -> None:
+        """Returns when the agent has answered for the first time; ends only with
+        its caller's deadline.
+
+        Nothing tells the host that an agent began to serve (until then the relay
+        refuses in its place), so it is asked again whenever the guest's console
+        says something, and a moment later if it does not.
+        """
+        while True:
+            activity.clear()
+            with contextlib.suppress(ShimError):
+                await self._check(wait_for_ready=True, timeout=_FIRST_TRY)
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BETWEEN_TRIES):
+                    await activity.wait()
+
+    async def attach_disk(self, disk: GuestDisk, timeout: float) -> devices_pb2.AttachedDevice:
+        """Waits until the disk is usable; `timeout` in seconds for the whole."""
+        patience = max(timeout - _AGENT_FIRST, timeout / 2)
+        device = devices_pb2.Device(
+            id=disk.id,
+            address=devices_pb2.DeviceAddress(pci_path=disk.pci_path),
+            host=[devices_pb2.HostTuple(type="path", id=disk.host_file)],
+            timeout_seconds=patience,
+            block=devices_pb2.BlockDevice(expect_serial=disk.serial),
+        )
+        request = devices_pb2.AttachDevicesRequest(devices=[device])
+        answer = await _ask(
+            f"attach of disk {disk.id}", self._devices.Attach(request, timeout=timeout)
+        )
+        return answer.attached[0]
+
+    async def prepare_detach(self, device_id: str) -> None:
+        await self._detach(device_id, devices_pb2.DETACH_PHASE_PREPARE)
+
+    async def cancel_detach(self, device_id: str) -> None:
+        await self._detach(device_id, devices_pb2.DETACH_PHASE_CANCEL)
+
+    async def complete_detach(self, device_id: str) -> None:
+        await self._detach(device_id, devices_pb2.DETACH_PHASE_COMPLETE)
+
+    async def power_off(self, timeout: float) -> None:
+        """The answer comes before the guest begins to stop."""
+        request = sandbox_pb2.ShutdownRequest(action=sandbox_pb2.SHUTDOWN_ACTION_POWER_OFF)
+        await _ask("power off", self._sandbox.Shutdown(request, timeout=timeout))
+
+    async def _check(self, *, wait_for_ready: bool, timeout: float) -> None:
+        # The whole server's status: the agent's own, with its state and PID 1.
+        call = self._health.Check(
+            health_pb2.HealthCheckRequest(), timeout=timeout, wait_for_ready=wait_for_ready
+        )
+        answer = await _ask("health check", call)
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            raise ShimError(Reason.AGENT_AWAY, "the guest's agent says that it does not serve")
+
+    async def _detach(self, device_id: str, phase: devices_pb2.DetachPhase.ValueType) -> None:
+        request = devices_pb2.DetachDeviceRequest(id=device_id, phase=phase)
+        name = devices_pb2.DetachPhase.Name(phase).rpartition("_")[2].lower()
+        await _ask(
+            f"detach of device {device_id} ({name})",
+            self._devices.Detach(request, timeout=_SHORT_CALL),
+        )
+
+
+async def _ask(doing: str, call: Awaitable[Answer]) -> Answer:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise ShimError.from_guest(doing, error) from error

@@ -1,0 +1,138 @@
+"""`innkeeper.v1.Host`: what the daemon answers itself. Converts, calls, converts."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from innkeeper.shim.disks import DiskFile
+from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.plug import DeviceState, check_timeout
+from innkeeper.shim.vm import DEFAULT_GRACE
+from innkeeper.v1 import host_pb2, host_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from grpc import aio
+
+    from innkeeper.shim.plug import PluggedDisk
+    from innkeeper.shim.vm import RunningVm
+
+    Context = aio.ServicerContext[Any, Any]
+
+_ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_LONGEST_GRACE = 600.0
+
+_log = logging.getLogger(__name__)
+
+
+class HostService(host_pb2_grpc.HostServicer):
+    """One VM's host side."""
+
+    def __init__(self, vm: RunningVm) -> None:
+        self._vm = vm
+
+    async def Describe(  # noqa: N802 - gRPC's spelling
+        self, _request: host_pb2.DescribeVmRequest, _context: Context
+    ) -> host_pb2.VmDescription:
+        parts = self._vm.parts
+        return host_pb2.VmDescription(
+            name=parts.shape.name,
+            state=self._vm.state,
+            qemu_pid=parts.qemu.pid,
+            daemon_pid=os.getpid(),
+            accelerator=parts.shape.accel,
+            transport=parts.link.choice.kind,
+            console_log=str(parts.shape.console_log),
+            image=str(parts.shape.image.directory),
+            first_answer_micros=self._vm.first_answer_micros,
+            free_ports=len(parts.ports.free),
+            memory=parts.shape.memory,
+            cpus=parts.shape.cpus,
+        )
+
+    async def PlugDisk(  # noqa: N802
+        self, request: host_pb2.PlugDiskRequest, context: Context
+    ) -> host_pb2.PlugDiskResponse:
+        async with _answering(context):
+            check_id(request.id)
+            timeout = check_timeout(request.timeout_seconds)
+            file = DiskFile.check(request.file, request.format, read_only=request.read_only)
+            self._vm.require_running()
+            await self._vm.until_answered()
+            usable = await self._vm.parts.plugger.plug(request.id, file, timeout)
+            return host_pb2.PlugDiskResponse(attached=usable.attached, usable_micros=usable.micros)
+
+    async def Unplug(  # noqa: N802
+        self, request: host_pb2.UnplugRequest, context: Context
+    ) -> host_pb2.UnplugResponse:
+        async with _answering(context):
+            check_id(request.id)
+            timeout = check_timeout(request.timeout_seconds)
+            self._vm.require_running()
+            await self._vm.parts.plugger.unplug(request.id, timeout)
+            return host_pb2.UnplugResponse()
+
+    async def ListPlugged(  # noqa: N802
+        self, _request: host_pb2.ListPluggedRequest, _context: Context
+    ) -> host_pb2.ListPluggedResponse:
+        found = self._vm.parts.plugger.list()
+        return host_pb2.ListPluggedResponse(devices=[_told(disk) for disk in found])
+
+    async def Stop(  # noqa: N802
+        self, request: host_pb2.StopVmRequest, context: Context
+    ) -> host_pb2.StopVmResponse:
+        async with _answering(context):
+            clean = await self._vm.stop(_grace(request.grace_seconds))
+            return host_pb2.StopVmResponse(clean=clean)
+
+
+def check_id(device_id: str) -> str:
+    """Raises BAD_FIELD; the guest has the same rule."""
+    if not _ID.fullmatch(device_id):
+        raise ShimError(
+            Reason.BAD_FIELD,
+            f"device id {device_id!r}: not an id",
+            hint="1 to 64 letters, digits, '_', '.', '-', the first a letter or digit, no '..'",
+            fields={"field": "id"},
+        )
+    return device_id
+
+
+def _grace(seconds: float) -> float:
+    if not (math.isfinite(seconds) and 0 <= seconds <= _LONGEST_GRACE):
+        raise ShimError(
+            Reason.BAD_FIELD,
+            f"grace_seconds {seconds}: not possible",
+            hint=f"0 (for {DEFAULT_GRACE:g}) to {_LONGEST_GRACE:g}",
+            fields={"field": "grace_seconds"},
+        )
+    return seconds or DEFAULT_GRACE
+
+
+def _told(disk: PluggedDisk) -> host_pb2.PluggedDevice:
+    leaving = disk.state in (DeviceState.UNPLUGGING, DeviceState.LEAVING)
+    return host_pb2.PluggedDevice(
+        id=disk.id,
+        pci_path=disk.port.pci_path,
+        file=str(disk.file.path),
+        state="leaving" if leaving else "plugged",
+    )
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    """Turns what is raised inside into the call's status."""
+    try:
+        yield
+    except ShimError as error:
+        await context.abort(error.code, str(error), error.trailers())
+    except Exception as error:  # noqa: BLE001 - the one outermost net of a call
+        _log.exception("a bug")
+        told = ShimError(Reason.INTERNAL_ERROR, f"bug in the daemon: {error!r}")
+        await context.abort(told.code, str(told), told.trailers())

@@ -1,0 +1,168 @@
+"""QEMU's command line, as a value.
+
+A q35 machine with as few devices as will do: what is not there needs no
+emulation, no probing at boot and no trust. What a path or a name goes into is
+JSON or escaped, so that no comma in it can become an option.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from innkeeper.shim import topology
+from innkeeper.shim.accel import Accelerator
+from innkeeper.shim.disks import DiskFile, DiskFormat
+from innkeeper.shim.spec import MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from innkeeper.image.model import Image
+    from innkeeper.shim.spec import ColdDisk
+    from innkeeper.shim.topology import Topology
+
+PROGRAM = "qemu-system-x86_64"
+ROOT_SERIAL = "innkeeper-root"
+MEMORY_ID = "memory"
+
+# Off: what q35 brings by itself and nobody here uses. HPET and PIT stay, they
+# are how a kernel without KVM's clock finds out how fast its TSC runs.
+_LESS = "usb=off,sata=off,smbus=off,vmport=off,i8042=off,dump-guest-core=off"
+
+# QEMU may not gain privileges or start programs, whatever a guest makes of it.
+_SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestLink:
+    """What a transport adds to QEMU's command line."""
+
+    arguments: tuple[str, ...] = ()
+    shared_memory: bool = False
+    """A process other than QEMU reads the guest's memory (vhost-user)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipes:
+    """Descriptors that QEMU inherits: connected sockets, so that nothing has to
+    be looked up, waited for or guarded in a directory."""
+
+    monitor: int
+    console: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineShape:
+    """One machine, complete."""
+
+    name: str
+    image: Image
+    accel: Accelerator
+    memory: int
+    cpus: int
+    topology: Topology
+    link: GuestLink
+    console_log: Path
+    cold_disks: tuple[ColdDisk, ...] = ()
+    cmdline: tuple[str, ...] = ()
+
+    def argv(self, pipes: Pipes) -> tuple[str, ...]:
+        """Program and arguments."""
+        return (
+            PROGRAM,
+            *("-name", _escape(f"innkeeper-{self.name}")),
+            *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
+            *("-sandbox", _SANDBOX),
+            *self._machine(),
+            *self._kernel(),
+            *self._console_and_monitor(pipes),
+            *self._disks(),
+            *self._random(),
+            *self.link.arguments,
+            *(word for device in self.topology.devices for word in ("-device", device)),
+        )
+
+    def kernel_cmdline(self) -> str:
+        # panic=-1: a panic resets the machine at once, and with -no-reboot that
+        # ends QEMU, so that a dead kernel is noticed.
+        words = (self.image.cmdline, "console=ttyS0", "panic=-1", *self.cmdline)
+        return " ".join(word for word in words if word)
+
+    def _machine(self) -> tuple[str, ...]:
+        backend = f",memory-backend={MEMORY_ID}" if self.link.shared_memory else ""
+        return (
+            *("-machine", f"q35,{_LESS}{backend}"),
+            *_ACCELERATORS[self.accel],
+            *("-smp", str(self.cpus)),
+            *("-m", f"{self.memory // MIB}M"),
+            *self._shared_memory(),
+        )
+
+    def _shared_memory(self) -> tuple[str, ...]:
+        if not self.link.shared_memory:
+            return ()
+        backend = {
+            "qom-type": "memory-backend-memfd",
+            "id": MEMORY_ID,
+            "size": self.memory,
+            "share": True,
+        }
+        return ("-object", json.dumps(backend))
+
+    def _kernel(self) -> tuple[str, ...]:
+        return (
+            *("-kernel", str(self.image.kernel_path)),
+            *("-initrd", str(self.image.initrd_path)),
+            *("-append", self.kernel_cmdline()),
+        )
+
+    def _console_and_monitor(self, pipes: Pipes) -> tuple[str, ...]:
+        log = _escape(str(self.console_log))
+        return (
+            *("-chardev", f"socket,id=console,fd={pipes.console},logfile={log}"),
+            *("-serial", "chardev:console"),
+            *("-chardev", f"socket,id=monitor,fd={pipes.monitor}"),
+            *("-mon", "chardev=monitor,mode=control"),
+        )
+
+    def _disks(self) -> tuple[str, ...]:
+        root = DiskFile(
+            path=self.image.root_path.absolute(),
+            format=DiskFormat.RAW,
+            read_only=True,
+            is_device=False,
+        )
+        words = _disk(root, "root", ROOT_SERIAL, topology.ROOT_DISK_SLOT)
+        for index, cold in enumerate(self.cold_disks):
+            file = DiskFile.check(str(cold.file), cold.format, read_only=cold.read_only)
+            words += _disk(file, f"cold{index}", cold.serial, topology.cold_slot(index))
+        return words
+
+    def _random(self) -> tuple[str, ...]:
+        source = {"qom-type": "rng-random", "id": "random", "filename": "/dev/urandom"}
+        device = f"virtio-rng-pci,rng=random,bus={topology.ROOT_BUS}"
+        return (
+            *("-object", json.dumps(source)),
+            *("-device", f"{device},addr={topology.RANDOM_SLOT:02x}"),
+        )
+
+
+_ACCELERATORS: dict[Accelerator, tuple[str, ...]] = {
+    Accelerator.KVM: ("-accel", "kvm", "-cpu", "host"),
+    Accelerator.TCG: ("-accel", "tcg,thread=multi", "-cpu", "max"),
+}
+
+
+def _disk(file: DiskFile, node: str, serial: str, slot: int) -> tuple[str, ...]:
+    # Not as JSON: QEMU makes such devices after all others, and the ones without
+    # an address of their own would have taken this slot by then.
+    device = f"virtio-blk-pci,id={node},drive={node},serial={_escape(serial)}"
+    place = f"bus={topology.ROOT_BUS},addr={slot:02x}"
+    return ("-blockdev", json.dumps(file.blockdev(node)), "-device", f"{device},{place}")
+
+
+def _escape(text: str) -> str:
+    """A value in QEMU's own option syntax: a comma is written twice."""
+    return text.replace(",", ",,")

@@ -1,0 +1,96 @@
+"""A VM as asked for: what the starter writes down and the daemon reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.statedir import check_name
+
+MIB = 1 << 20
+MOST_PORTS = 64
+_LEAST_MEMORY = 128 * MIB
+_MOST_CPUS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdDisk:
+    """A disk that is there from the start, on the root bus (a path of one level)."""
+
+    file: Path
+    serial: str
+    format: str = "raw"
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmSpec:
+    """One VM; the defaults are those of `innkeeper vm start`."""
+
+    name: str
+    image: str = "cloud"
+    """A flavour below the image directory, or an image's own directory (with a slash)."""
+    memory: int = 512 * MIB
+    """Bytes, whole MiB."""
+    cpus: int = 1
+    accel: str = "auto"
+    """auto, kvm or tcg; see accel.py."""
+    transport: str = "auto"
+    """auto, vsock, vhost-user-vsock or serial; auto takes the best that the host has."""
+    ports: int = 16
+    """Root ports for hot-plug; each takes one device."""
+    bridge: bool = False
+    """Adds a conventional PCI bridge behind a root port: ports of three levels."""
+    boot_timeout: float = 0
+    """Seconds to the agent's first answer; 0: 30 with KVM, 120 without."""
+    cmdline: tuple[str, ...] = ()
+    """Further words of the kernel's command line, quoted as the kernel wants them."""
+    tied: bool = False
+    """The VM stops when the process that started it ends."""
+    cold_disks: tuple[ColdDisk, ...] = ()
+
+    def check(self) -> None:
+        """Raises BAD_FIELD, naming the field."""
+        check_name(self.name)
+        _require(self.memory >= _LEAST_MEMORY and self.memory % MIB == 0, "memory", self.memory)
+        _require(1 <= self.cpus <= _MOST_CPUS, "cpus", self.cpus)
+        _require(0 <= self.ports <= MOST_PORTS, "ports", self.ports)
+        finite = math.isfinite(self.boot_timeout) and self.boot_timeout >= 0
+        _require(finite, "boot_timeout", self.boot_timeout)
+        for word in self.cmdline:
+            _require(word.isprintable() and word.isascii(), "cmdline", word)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> VmSpec:
+        record: dict[str, Any] = json.loads(text)
+        record["cmdline"] = tuple(record["cmdline"])
+        record["cold_disks"] = tuple(
+            ColdDisk(**disk | {"file": Path(disk["file"])}) for disk in record["cold_disks"]
+        )
+        return cls(**record)
+
+
+_RULES = {
+    "memory": f"whole MiB, at least {_LEAST_MEMORY // MIB} MiB",
+    "cpus": f"1 to {_MOST_CPUS}",
+    "ports": f"0 to {MOST_PORTS}",
+    "boot_timeout": "seconds, 0 for the default",
+    "cmdline": "printable ASCII",
+}
+
+
+def _require(good: object, field: str, value: object) -> None:
+    if not good:
+        raise ShimError(
+            Reason.BAD_FIELD,
+            f"{field} {value!r}: not possible",
+            hint=_RULES[field],
+            fields={"field": field},
+        )

@@ -1,0 +1,432 @@
+"""The host's end of a process's streams: `Processes.Attach`, kept whole over lost connections.
+
+A connection may go at any time (the agent restarts, the transport breaks). The
+process and its output stay in the guest, and every byte has an absolute
+offset. So `ProcessStreams` attaches again at the offsets it has, passes on
+every byte once, and gives up only when nothing has moved for `patience`
+seconds.
+
+Input goes out in frames with offsets too. What the guest has not acknowledged
+is kept, at most `INPUT_WINDOW` bytes of it: when that is full nothing more is
+read from the source, and that is the back-pressure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from innkeeper.v1 import processes_pb2, processes_pb2_grpc, types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from grpc import aio
+
+    AttachCall = aio.StreamStreamCall[processes_pb2.AttachRequest, processes_pb2.AttachResponse]
+
+INPUT_WINDOW = 1 << 20
+_INPUT_FRAME = 256 << 10
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+
+# What a client sees when a connection ends below a stream. All but UNAVAILABLE
+# are also real answers; those carry an ErrorInfo.
+_BROKEN_CONNECTION = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+
+
+class Source(Protocol):
+    """Where the process's input comes from."""
+
+    async def read(self, limit: int) -> bytes:
+        """At least one byte and at most `limit`; empty at the end of input."""
+
+
+class Sink(Protocol):
+    """Where an output stream goes."""
+
+    async def write(self, data: bytes) -> None:
+        """Takes all of `data`; returns when there is room for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnds:
+    """The host's ends; without a source the process's input ends at once, or a
+    terminal's stays silent."""
+
+    stdout: Sink
+    stderr: Sink
+    source: Source | None = None
+
+
+class StreamsError(Exception):
+    """Bytes were lost, or the connection did not come back in time."""
+
+
+class InputBuffer:
+    """Input that the guest has not acknowledged, by absolute offset."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.abandoned = False
+        self._base: int | None = None
+        self._kept = bytearray()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def end(self) -> int:
+        """Offset after the last byte that was put in."""
+        return (self._base or 0) + len(self._kept)
+
+    def put(self, data: bytes) -> None:
+        if not self.abandoned:
+            self._kept += data
+            self._note_room()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._kept) < INPUT_WINDOW
+
+    async def room(self) -> int:
+        """Waits until something fits, and says how much."""
+        await self._room.wait()
+        return INPUT_WINDOW - len(self._kept)
+
+    def acknowledge(self, offset: int) -> None:
+        """The guest has everything before `offset` and nothing after it; the
+        first call says where this host's input begins."""
+        if self._base is None or self.abandoned:
+            self._base = offset
+        if not self._base <= offset <= self.end:
+            raise StreamsError(
+                f"the guest is at byte {offset} of the process's input, but this host has"
+                f" {self._base} to {self.end}: another host writes to the same process"
+            )
+        del self._kept[: offset - self._base]
+        self._base = offset
+        self._note_room()
+
+    def frame(self, offset: int) -> bytes:
+        """The next bytes from `offset` on, empty when there are none."""
+        start = offset - (self._base or 0)
+        return bytes(self._kept[start : start + _INPUT_FRAME])
+
+    def abandon(self) -> None:
+        """The process takes no more input: drops what is kept and what comes."""
+        self._kept.clear()
+        self.abandoned = True
+        self._note_room()
+
+    def _note_room(self) -> None:
+        if self.has_room:
+            self._room.set()
+        else:
+            self._room.clear()
+
+
+@dataclass(slots=True)
+class OutputCursor:
+    """How far one output stream was passed on."""
+
+    sink: Sink
+    offset: int = 0
+    ended: bool = False
+
+    async def take(self, frame: processes_pb2.OutputFrame) -> None:
+        """Passes on what of the frame is new. Raises StreamsError on a gap."""
+        if frame.offset > self.offset:
+            name = types_pb2.StreamKind.Name(frame.stream).rpartition("_")[2].lower()
+            raise StreamsError(
+                f"bytes {self.offset} to {frame.offset} of the process's {name} are missing"
+            )
+        new = frame.data[self.offset - frame.offset :]
+        if new:
+            await self.sink.write(new)
+            self.offset += len(new)
+        self.ended = self.ended or frame.end
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What this one connection has carried so far."""
+
+    input_offset: int
+    input_closed: bool = False
+    size: types_pb2.WindowSize | None = None
+    acknowledged: dict[types_pb2.StreamKind.ValueType, int] = field(default_factory=dict)
+
+
+class ProcessStreams:
+    """One process's streams, from `run()` to its exit. Not to be used twice."""
+
+    def __init__(
+        self,
+        channel: aio.Channel,
+        process: types_pb2.ProcessRef,
+        ends: StreamEnds,
+        *,
+        patience: float = 30.0,
+    ) -> None:
+        self._channel = channel
+        self._stub = processes_pb2_grpc.ProcessesStub(channel)
+        self._process = process
+        self._source = ends.source
+        self._patience = patience
+        self._input = InputBuffer()
+        self._outputs = {
+            types_pb2.STREAM_KIND_STDOUT: OutputCursor(ends.stdout),
+            types_pb2.STREAM_KIND_STDERR: OutputCursor(ends.stderr),
+        }
+        self._size: types_pb2.WindowSize | None = None
+        self._changed = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._terminal = False
+        self._progress = 0
+        self._opened_at: float | None = None
+        self._exit: types_pb2.ExitStatus | None = None
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Sets the terminal's size, now or as soon as there is a connection."""
+        self._size = types_pb2.WindowSize(rows=rows, columns=columns)
+        self._changed.set()
+
+    async def run(self) -> types_pb2.ExitStatus:
+        """Passes bytes on in both directions until the process has ended and
+        all of its output was written.
+
+        Raises StreamsError, grpc.RpcError for an answer of the guest that is
+        no lost connection, and what source and sinks raise; the first of them
+        when there are several.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                pump = group.create_task(self._read_input())
+                exit_status = await self._attach_until_exit()
+                pump.cancel()
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return exit_status
+
+    async def _read_input(self) -> None:
+        await self._opened.wait()
+        if self._source is None and self._terminal:
+            # A terminal has no end of input; hanging up would end the process.
+            return
+        if self._source is not None:
+            room = await self._input.room()
+            while data := await self._source.read(min(room, _INPUT_FRAME)):
+                self._input.put(data)
+                self._changed.set()
+                room = await self._input.room()
+        self._input.ended = True
+        self._changed.set()
+
+    async def _attach_until_exit(self) -> types_pb2.ExitStatus:
+        patience = _Patience(self._patience, self._channel)
+        while self._exit is None:
+            before = self._progress
+            failure: grpc.RpcError | None = None
+            try:
+                await self._attach_once()
+            except grpc.RpcError as error:
+                failure = error
+            if self._progress != before or self._lasted():
+                patience.renew()
+            await self._after_call(failure, patience)
+        return self._exit
+
+    def _lasted(self) -> bool:
+        """The last connection was a good one, only with nothing to say."""
+        now = asyncio.get_running_loop().time()
+        return self._opened_at is not None and now - self._opened_at > _LONGEST_PAUSE
+
+    async def _after_call(self, failure: grpc.RpcError | None, patience: _Patience) -> None:
+        """Has the exit, or returns when it is time to attach again, or raises."""
+        if failure is not None and reason_of(failure) == "INPUT_CLOSED":
+            self._input.abandon()
+        elif failure is not None and is_broken_connection(failure):
+            await patience.pause(details_of(failure))
+        elif failure is not None:
+            raise failure
+        elif self._exit is None and all(cursor.ended for cursor in self._outputs.values()):
+            # All output came and the exit got lost.
+            answer = await self._stub.Wait(processes_pb2.WaitRequest(process=self._process))
+            self._exit = answer.exit
+        elif self._exit is None:
+            # Somebody between the guest and us closed the call.
+            await patience.pause("the call ended before the process did")
+
+    async def _attach_once(self) -> None:
+        """One connection, from `open` to its end."""
+        self._opened_at = None
+        call = self._stub.Attach()
+        sender: asyncio.Task[None] | None = None
+        try:
+            await call.write(processes_pb2.AttachRequest(open=self._open_request()))
+            async for response in call:
+                if response.WhichOneof("frame") == "opened":
+                    sender = self._start_sending(call, response.opened)
+                else:
+                    await self._take(response)
+                if self._exit is not None:
+                    return
+        except asyncio.InvalidStateError:
+            # A write that finds the call over says only that; the call knows why.
+            await _raise_status(call)
+        finally:
+            call.cancel()
+            if sender is not None:
+                sender.cancel()
+                await asyncio.wait({sender})
+
+    def _open_request(self) -> processes_pb2.OpenStreams:
+        return processes_pb2.OpenStreams(
+            process=self._process,
+            stdout_offset=self._outputs[types_pb2.STREAM_KIND_STDOUT].offset,
+            stderr_offset=self._outputs[types_pb2.STREAM_KIND_STDERR].offset,
+        )
+
+    def _start_sending(
+        self, call: AttachCall, opened: processes_pb2.StreamsOpened
+    ) -> asyncio.Task[None]:
+        self._opened_at = asyncio.get_running_loop().time()
+        self._input.acknowledge(opened.stdin_offset)
+        self._terminal = opened.terminal
+        if opened.terminal:
+            self._outputs[types_pb2.STREAM_KIND_STDERR].ended = True
+        self._opened.set()
+        return asyncio.create_task(self._send(call, _Sent(input_offset=opened.stdin_offset)))
+
+    async def _take(self, response: processes_pb2.AttachResponse) -> None:
+        self._progress += 1
+        match response.WhichOneof("frame"):
+            case "output":
+                await self._outputs[response.output.stream].take(response.output)
+                self._changed.set()
+            case "input_ack":
+                self._input.acknowledge(response.input_ack.offset)
+                self._changed.set()
+            case "exit":
+                self._exit = response.exit
+
+    async def _send(self, call: AttachCall, sent: _Sent) -> None:
+        """Sends what is due until it is cancelled; the reader sees why a call ended."""
+        try:
+            while True:
+                self._changed.clear()
+                for frame in self._due(sent):
+                    await call.write(frame)
+                await self._changed.wait()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return
+
+    def _due(self, sent: _Sent) -> Iterator[processes_pb2.AttachRequest]:
+        """Frames for what changed since `sent`, which they bring up to date."""
+        if self._size is not None and self._size != sent.size:
+            sent.size = self._size
+            yield processes_pb2.AttachRequest(resize=self._size)
+        yield from self._due_acknowledgements(sent)
+        yield from self._due_input(sent)
+
+    def _due_acknowledgements(self, sent: _Sent) -> Iterator[processes_pb2.AttachRequest]:
+        for stream, cursor in self._outputs.items():
+            if cursor.offset > sent.acknowledged.get(stream, 0):
+                sent.acknowledged[stream] = cursor.offset
+                ack = processes_pb2.OutputAck(stream=stream, offset=cursor.offset)
+                yield processes_pb2.AttachRequest(ack=ack)
+
+    def _due_input(self, sent: _Sent) -> Iterator[processes_pb2.AttachRequest]:
+        while data := self._input.frame(sent.input_offset):
+            frame = processes_pb2.InputFrame(offset=sent.input_offset, data=data)
+            sent.input_offset += len(data)
+            yield processes_pb2.AttachRequest(input=frame)
+        if self._input.ended and not (sent.input_closed or self._input.abandoned):
+            sent.input_closed = True
+            close = processes_pb2.CloseInput(offset=sent.input_offset)
+            yield processes_pb2.AttachRequest(close_input=close)
+
+
+class _Patience:
+    """Pauses between attempts, longer each time, up to a deadline."""
+
+    def __init__(self, seconds: float, channel: aio.Channel) -> None:
+        self._seconds = seconds
+        self._channel = channel
+        self._pause = _FIRST_PAUSE
+        self._deadline: float | None = None
+
+    def renew(self) -> None:
+        """Something moved: the next pause is the first one again."""
+        self._deadline = None
+        self._pause = _FIRST_PAUSE
+
+    async def pause(self, why: str) -> None:
+        """Waits for a change of the channel's state, or a moment: the daemon
+        answers for a guest whose agent is away, and nothing tells when it is back.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._deadline is None:
+            self._deadline = now + self._seconds
+        if now >= self._deadline:
+            raise StreamsError(
+                f"the connection to the process's streams was lost and did not come back within"
+                f" {self._seconds:g} s: {why}"
+            )
+        await self._one_pause()
+
+    async def _one_pause(self) -> None:
+        try:
+            async with asyncio.timeout(self._pause):
+                await self._channel.wait_for_state_change(self._channel.get_state())
+        except TimeoutError:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def is_broken_connection(error: grpc.RpcError) -> bool:
+    """Whether the call ended because of the way to the guest, not by an answer of it."""
+    code = getattr(error, "code", lambda: None)()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return True
+    return code in _BROKEN_CONNECTION and not reason_of(error)
+
+
+def details_of(error: grpc.RpcError) -> str:
+    return str(getattr(error, "details", lambda: None)() or error)
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """`google.rpc.ErrorInfo.reason` of a failed call, empty when it has none."""
+    info = error_info(error)
+    return info.reason if info is not None else ""
+
+
+def error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
+    """What a failed call carries for programs."""
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return None
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            return info
+    return None
+
+
+async def _raise_status(call: AttachCall) -> None:
+    """Raises the status of a call that is over."""
+    async for _ in call:
+        pass

@@ -1,0 +1,149 @@
+"""A VM that runs: its parts together, from boot to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.progress import Phase, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from innkeeper.shim.guest import Guest
+    from innkeeper.shim.link import Link
+    from innkeeper.shim.machine import MachineShape
+    from innkeeper.shim.plug import Plugger
+    from innkeeper.shim.qemu import Qemu
+    from innkeeper.shim.topology import PortPool
+
+DEFAULT_GRACE = 10.0
+_POWER_OFF_CALL = 5.0
+
+# How PID 1 begins what it says on the console.
+_PID1_MARK = "innkeeper: "
+
+_log = logging.getLogger(__name__)
+
+
+class VmState(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a running VM is made of."""
+
+    shape: MachineShape
+    qemu: Qemu
+    link: Link
+    guest: Guest
+    ports: PortPool
+    plugger: Plugger
+
+
+class RunningVm:
+    """One VM; see `daemon.py` for the order in which its parts come and go."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.state = VmState.STARTING
+        self.first_answer_micros = 0
+        self._answered = asyncio.Event()
+        self._stopping: asyncio.Task[bool] | None = None
+
+    async def boot(self, limit: float, report: Callable[[Progress], None]) -> None:
+        """Returns with the agent's first answer; raises BOOT_FAILED, with the console's tail."""
+        self._report_console(report)
+        answer = asyncio.create_task(
+            self.parts.guest.first_answer(self.parts.qemu.console.activity)
+        )
+        gone = asyncio.create_task(self.parts.qemu.gone.wait())
+        try:
+            await asyncio.wait({answer, gone}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() or gone.done():
+                raise self._boot_failed(limit)
+            await answer
+        finally:
+            for task in (answer, gone):
+                task.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
+        self._note_answer(report)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping is not None
+
+    async def until_answered(self) -> None:
+        """Plugging has to wait for it: a guest that still scans its buses takes a
+        device that comes meanwhile for one that is to be removed."""
+        await self._answered.wait()
+
+    async def why_gone(self) -> ShimError | None:
+        """Why calls to the guest fail, when it is because QEMU has ended."""
+        if await self.parts.qemu.is_alive():
+            return None
+        await self.parts.qemu.gone.wait()
+        return self.parts.qemu.explain(f"VM {self.parts.shape.name}")
+
+    async def stop(self, grace: float) -> bool:
+        """Powers the guest off, within `grace` seconds, else ends QEMU.
+
+        True when the guest did it by itself. It goes on when the caller leaves,
+        and who comes second waits for the first.
+        """
+        if self._stopping is None:
+            self.state = VmState.STOPPING
+            self._stopping = asyncio.create_task(self._stop(grace))
+        return await asyncio.shield(self._stopping)
+
+    def require_running(self) -> None:
+        """Raises STOPPING."""
+        if self.state is VmState.STOPPING:
+            raise ShimError(Reason.STOPPING, f"VM {self.parts.shape.name}: is being stopped")
+
+    async def _stop(self, grace: float) -> bool:
+        if self.parts.qemu.gone.is_set() or not self._answered.is_set():
+            return await self.parts.qemu.end()
+        try:
+            await self.parts.guest.power_off(min(grace, _POWER_OFF_CALL))
+        except ShimError as error:
+            _log.warning("the guest can't be asked to power off: %s", error)
+            return await self.parts.qemu.end()
+        return await self.parts.qemu.end(grace)
+
+    def _note_answer(self, report: Callable[[Progress], None]) -> None:
+        seconds = self.parts.qemu.seconds
+        self.first_answer_micros = round(seconds * 1e6)
+        if self.state is VmState.STARTING:
+            self.state = VmState.RUNNING
+        self._answered.set()
+        report(Progress(phase=Phase.AGENT, seconds=seconds, text="the agent answers"))
+
+    def _boot_failed(self, limit: float) -> ShimError:
+        qemu = self.parts.qemu
+        name = self.parts.shape.name
+        why = "ended while it booted"
+        if not qemu.gone.is_set():
+            why = f"its agent did not answer within {limit:g} s of QEMU's start"
+        told = qemu.explain(f"VM {name}: {why}")
+        return ShimError(Reason.BOOT_FAILED, told.message)
+
+    def _report_console(self, report: Callable[[Progress], None]) -> None:
+        """The console's first line is the kernel's; PID 1's lines have its mark."""
+        qemu = self.parts.qemu
+        seen: set[Phase] = set()
+
+        def note(line: str) -> None:
+            phase = Phase.PID1 if _PID1_MARK in line else Phase.KERNEL
+            if phase not in seen and Phase.PID1 not in seen:
+                seen.add(phase)
+                report(Progress(phase=phase, seconds=qemu.seconds, text=line))
+
+        qemu.console.on_line(note)
