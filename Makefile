@@ -32,7 +32,7 @@ soak: ## the long runs of an area: make soak AREA=devices
 
 bench: setup ## figures: build/bench.json and a table
 	@$(INNKEEPER) image build --flavour $(FLAVOUR)
-	@$(PYTHON) -m tools.bench $(ARGS)
+	@$(PYTHON) -m bench $(ARGS)
 
 image: setup ## build the guest image: make image FLAVOUR=generic
 	@$(INNKEEPER) image build --flavour $(FLAVOUR)

@@ -53,6 +53,8 @@ def main() -> None:
 def _prepare_process() -> None:
     # gRPC's fork handlers deadlock or abort in children; ours are started by vfork.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    # Its own log is not JSON, and what matters of it comes as an error as well.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # The agent opens no TLS: asyncio does without, and libssl stays out of memory.
     sys.modules["ssl"] = None  # type: ignore[assignment]
     faulthandler.enable()

@@ -35,14 +35,16 @@ def generate(target: Path) -> None:
     )
 
 
-def record(target: Path) -> None:
+def record(target: Path, *, comments: bool = False) -> None:
     """Writes the whole protocol as one FileDescriptorSet to `target`."""
-    _protoc(f"--descriptor_set_out={target}")
+    sources = ("--include_source_info",) if comments else ()
+    _protoc(f"--descriptor_set_out={target}", *sources)
 
 
 def _protoc(*outputs: str) -> None:
     bundled = str(files("grpc_tools") / "_proto")
-    status = protoc.main(["protoc", f"-I{ROOT}", f"-I{bundled}", *outputs, *protos()])
+    arguments = ["protoc", f"-I{ROOT}", f"-I{bundled}", *outputs, *protos()]
+    status = protoc.main(arguments)  # type: ignore[no-untyped-call]
     if status != 0:
         raise SystemExit(f"protoc failed with status {status}")
 

@@ -143,7 +143,7 @@ def kernel_refused(
 ) -> AgentError:
     """The kernel said no: the errno's name, the call and its object go along."""
     name = _errno_name(error)
-    fields = {"errno": name, "object": str(error.filename or "")}
+    fields: dict[str, object] = {"errno": name, "object": error.filename or ""}
     text = f"{doing}: {os.strerror(error.errno) if error.errno else error} [{name}]"
     return _error(Code.FAILED_PRECONDITION, reason, text, hint, fields)
 

@@ -53,6 +53,13 @@ class SlowFiles(Protocol):
     async def write_text(self, path: Path, text: str, deadline: Deadline) -> None: ...
 
 
+class DriverSeeker(Protocol):
+    """Finds drivers for devices without one; `core.drivers.Drivers` does."""
+
+    def on_event(self, event: Uevent | None) -> None: ...
+    def look_after(self, device: Path) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish(Generic[T]):
     """What a request waits for: `what` names it in errors, `probe` decides.
@@ -123,6 +130,7 @@ class HotplugBoard:
         source: UeventSource,
         files: SlowFiles,
         relooks: tuple[float, ...] = RELOOKS,
+        drivers: DriverSeeker | None = None,
     ) -> None:
         self.tree = tree
         self.counters = Counters()
@@ -130,7 +138,8 @@ class HotplugBoard:
         self._files = files
         self.relooks = relooks
         self._watches: set[Watch] = set()
-        self._listeners: list[Listener] = []
+        self._drivers = drivers
+        self._listeners: list[Listener] = [drivers.on_event] if drivers else []
 
     def start(self) -> None:
         """Read events from now on, in the running event loop."""
@@ -181,6 +190,12 @@ class HotplugBoard:
     async def take_out(self, function: Path, deadline: Deadline) -> str | None:
         """Have the PCI core let go of a function; returns why it could not, or None."""
         return await self._order(function / "remove", deadline)
+
+    def look_after(self, devices: tuple[Path, ...]) -> None:
+        """See to it that devices without a driver get one."""
+        if self._drivers is not None:
+            for device in devices:
+                self._drivers.look_after(device)
 
     async def slow_text(self, read: SlowRead, deadline: Deadline) -> str | None:
         """The text of a slow file: empty when the driver has none, None when it hangs."""
@@ -286,6 +301,7 @@ class _Wait(Generic[T]):
     async def _help(self, verdict: NotYet) -> None:
         """Start what the verdict asks for; the watch is set first, so its news counts."""
         self._watch.look_near(verdict.near)
+        self._board.look_after(verdict.driverless)
         for read in verdict.needs:
             if read not in self._reads:
                 self._reads[read] = asyncio.ensure_future(self._read(read))

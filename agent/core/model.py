@@ -1,6 +1,6 @@
 """The agent's words: requests and results as frozen values.
 
-Protobuf is turned into these at the border (`server/convert.py`) and nowhere
+Protobuf is turned into these at the border (`server/convert/`) and nowhere
 else; handlers take and return them. Sizes are bytes, times are seconds. A request
 that is repeated with another timeout is still the same request.
 """

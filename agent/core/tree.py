@@ -8,11 +8,13 @@ entry of its `pci_bus` directory.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.core.pci import Bdf, PciAddress, PciBus, PciPath
 from agent.core.verdict import Failed, NotYet, Ready, SlowRead, Verdict
+from agent.linux import modalias
 from agent.linux.block import NodeNumbers, node_numbers
 from agent.linux.pseudo import read_optional
 
@@ -34,11 +36,15 @@ class PciFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SysfsTree:
-    """Reads of what is there now: an absent file is None, never an error."""
+    """Reads of what is there now: an absent file is None, never an error.
+
+    `driver_notes` say for a modalias what came of looking for a module (`core/drivers.py`).
+    """
 
     roots: Roots
     node_numbers: Callable[[Path], NodeNumbers | None] = node_numbers
     slow_texts: dict[SlowRead, str] = field(default_factory=dict)
+    driver_notes: dict[str, str] = field(default_factory=dict)
 
     def text(self, path: Path) -> str | None:
         """A file's text without surrounding blanks."""
@@ -65,6 +71,22 @@ class SysfsTree:
             return tuple(sorted(entry.name for entry in directory.iterdir()))
         except OSError:
             return ()
+
+    def subdirectories(self, directory: Path) -> tuple[Path, ...]:
+        """The real directories in a directory, sorted: of a device its children, not its links."""
+        try:
+            with os.scandir(directory) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return ()
+        return tuple(directory / name for name in sorted(names))
+
+    def wanted_driver(self, directory: Path) -> str | None:
+        """The modalias of a device that has no driver, None for any other."""
+        try:
+            return modalias.wanted(directory)
+        except OSError:
+            return None
 
     def properties(self, directory: Path) -> dict[str, str]:
         """The KEY=VALUE lines of a device's `uevent` file."""

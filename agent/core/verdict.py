@@ -41,13 +41,15 @@ class NotYet:
 
     `near` are the device paths (below /sys) where news is expected: events on, below
     or above one of them wake the waiter; without any, every event does. `needs` are
-    reads that the board has to make before the probe can say more. `reason` is what
-    the wait ends with if this is still the answer at its deadline.
+    reads that the board has to make before the probe can say more. `driverless` are
+    devices that wait for a driver: their modules get loaded. `reason` is what the wait
+    ends with if this is still the answer at its deadline.
     """
 
     evidence: str
     near: tuple[str, ...] = ()
     needs: tuple[SlowRead, ...] = ()
+    driverless: tuple[Path, ...] = ()
     reason: Reason = Reason.DEVICE_NOT_READY
 
 

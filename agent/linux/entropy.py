@@ -6,19 +6,16 @@ import errno
 import fcntl
 import os
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agent.linux.libc import failure
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # <linux/random.h>: _IOW('R', 0x03, int[2]) and _IO('R', 0x07).
 _RNDADDENTROPY: Final = 0x40085203
 _RNDRESEEDCRNG: Final = 0x5207
 
 
-def add_entropy(device: Path, data: bytes) -> None:
+def add_entropy(device: str | os.PathLike[str], data: bytes) -> None:
     """Mix `data` in, credit all its bits, and reseed from it at once.
 
     `device` is /dev/random. Raises OSError with the call and the device; EPERM
@@ -34,7 +31,7 @@ def add_entropy(device: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _ioctl(fd: int, request: int, argument: bytes, device: Path) -> None:
+def _ioctl(fd: int, request: int, argument: bytes, device: str | os.PathLike[str]) -> None:
     try:
         fcntl.ioctl(fd, request, argument or 0)
     except OSError as error:

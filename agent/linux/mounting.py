@@ -40,6 +40,7 @@ class MountFlag(IntFlag):
     SLAVE = 1 << 19
     SHARED = 1 << 20
     RELATIME = 1 << 21
+    I_VERSION = 1 << 23
     STRICTATIME = 1 << 24
     LAZYTIME = 1 << 25
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 
-# _IOW('R', 0x03, int[2]) of <linux/random.h>.
-_RNDADDENTROPY = 0x40085203
+from agent.linux.entropy import add_entropy
+
 _BYTES = 64
 
 
@@ -22,15 +20,8 @@ def credit(dev: str) -> int:
         return 0
     if not data:
         return 0
-    bits = len(data) * 8
-    # struct rand_pool_info: entropy count in bits, size of the buffer in bytes, the buffer.
-    request = struct.pack(f"ii{len(data)}s", bits, len(data), data)
-    fd = os.open(f"{dev}/urandom", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(fd, _RNDADDENTROPY, request)
-    finally:
-        os.close(fd)
-    return bits
+    add_entropy(f"{dev}/random", data)
+    return len(data) * 8
 
 
 def _read_ready(path: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from typing import TYPE_CHECKING
 
 from agent.linux import cmdline, power, pseudo
@@ -23,7 +24,7 @@ _MODPROBE = "/usr/sbin/modprobe"
 _BUSYBOX = "/usr/bin/busybox"
 _LAUNCH = ("/usr/bin/python3", "-IS", f"{_CODE}/run")
 _SPOOL_SIZE = 64 << 20
-# Under emulation a module with firmware takes its time.
+# For all of them; under emulation one with firmware takes its time.
 _MODULES_WITHIN = 30.0
 # The store's descriptors, and room for all else; children inherit the soft limit.
 _DESCRIPTORS = (65536, 524288)
@@ -38,6 +39,7 @@ class GuestBoot:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._words: list[tuple[str, str | None]] = []
+        self._cold = modules.ColdDevices("/sys")
         self._loading: Loading | None = None
         self._credited = 0
 
@@ -77,16 +79,21 @@ class GuestBoot:
         added = cmdline.last_value(self._words, "innkeeper.modules") or ""
         names, strange = modules.wanted(listed, added)
         _warn(say, [f"{word!r} is not the name of a module" for word in strange])
-        if names:
-            self._loading = modules.start(_MODPROBE, names)
+        self._load([*names, *self._cold.new_aliases()])
+
+    def _load(self, names: list[str]) -> None:
+        self._loading = modules.start(_MODPROBE, names) if names else None
 
     def _set_host_name(self, _say: Voice) -> None:
         chosen = cmdline.last_value(self._words, "innkeeper.hostname")
         hostname.set_host_name(hostname.choose(chosen, "/etc/hostname"))
 
     def _finish_modules(self, say: Voice) -> None:
-        if self._loading is not None:
-            _warn(say, modules.finish(self._loading, _MODULES_WITHIN))
+        deadline = time.monotonic() + _MODULES_WITHIN
+        while self._loading is not None:
+            _warn(say, modules.finish(self._loading, deadline - time.monotonic()))
+            # A driver may have brought devices with it, as a controller does its disks.
+            self._load(self._cold.new_aliases() if time.monotonic() < deadline else [])
         if not self._credited:
             # The driver of virtio-rng may have been among them.
             entropy.credit("/dev")

@@ -47,7 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         relay.listen(listener, admit=vsock.is_host)
     relay.serve_ports(chosen["ports"])
-    relay.run()
+    try:
+        relay.run()
+    finally:
+        relay.close()
     return 0
 
 

@@ -6,6 +6,7 @@ accepts: such calls end at their own deadline.
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from agent.linux import inotify
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from agent.relay.loop import Loop, Timer
 
 _REASON_LIMIT = 512
+_REFUSALS = {
+    errno.ENOENT: "not there (yet)",
+    errno.ECONNREFUSED: "nothing listens there any more",
+    errno.EAGAIN: "its queue of connections is full",
+}
 _FIRST_LOOK = 0.02
 _SLOWEST_LOOK = 1.0
 
@@ -33,22 +39,24 @@ class Agent:
         self._arrivals: int | None = None
         self._timer: Timer | None = None
         self._interval = _FIRST_LOOK
+        self._refusal = ""
 
     def connect(self) -> socket.socket | None:
         """A non-blocking connection, or None while the agent is away."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
-        except OSError:
+        except OSError as error:
+            self._refusal = _REFUSALS.get(error.errno or 0, f"connect: {error.strerror}")
             sock.close()
             return None
         return sock
 
     def reason(self) -> str:
         """Why it is away, in PID 1's words where it left some (`agent.status`)."""
-        words = read_optional(self._status)
-        lines = (words or "").split("\n", 1)
-        said = lines[0].strip()[:_REASON_LIMIT] or f"nothing listens on {self._path}"
+        line = (read_optional(self._status) or "").partition("\n")[0].strip()[:_REASON_LIMIT]
+        words = "".join(c if c.isprintable() else "?" for c in line)
+        said = words or f"{self._path}: {self._refusal}"
         return f"innkeeper agent is not serving ({said})"
 
     def when_back(self, key: int, callback: Callable[[], None]) -> None:
@@ -74,7 +82,7 @@ class Agent:
 
     def _disarm(self) -> None:
         if self._arrivals is not None:
-            self._loop.close(self._arrivals)
+            self._loop.dispose(self._arrivals)
             self._arrivals = None
         if self._timer is not None:
             self._timer.cancel()

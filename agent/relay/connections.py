@@ -63,7 +63,7 @@ class Greeting:
         self._timer.cancel()
         if worth_saying(self._relay.counters.add(count)):
             say(f"a connection was {why}")
-        self._relay.close(self._client)
+        self._relay.dismiss(self._client)
 
 
 class Spliced:
@@ -113,8 +113,8 @@ class Spliced:
         self._up.close()
         self._down.close()
         client, agent = self._ends
-        self._relay.loop.close(agent.detach())
-        self._relay.close(client)
+        self._relay.loop.dispose(agent.detach())
+        self._relay.dismiss(client)
 
 
 class Answered:
@@ -182,4 +182,4 @@ class Answered:
         if not self._closed:
             self._closed = True
             self._relay.agent.forget(id(self))
-            self._relay.close(self._client)
+            self._relay.dismiss(self._client)

@@ -22,6 +22,7 @@ class Counters:
                 "port_sessions",  # sessions on virtio-serial ports
                 "away_sessions",  # connections and sessions begun while the agent was away
                 "away_replies",  # calls answered in the agent's place
+                "unsaved",  # this file could not be written
             ),
             0,
         )

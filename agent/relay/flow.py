@@ -33,6 +33,11 @@ class Pipes:
         else:
             self.discard(pipe)
 
+    def close(self) -> None:
+        """Close the spare ones."""
+        while self._spare:
+            self.discard(self._spare.pop())
+
     def discard(self, pipe: tuple[int, int]) -> None:
         """Drop a pipe with whatever is in it."""
         for fd in pipe:

@@ -37,9 +37,10 @@ class Timer:
 
 
 class Loop:
-    """Watches, timers and turns; `run` never returns."""
+    """Watches, timers and turns; `clock` is in seconds and never goes back."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[Timer] = []
@@ -56,8 +57,8 @@ class Loop:
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def close(self, fd: int) -> None:
-        """Stop watching, and close at the end of this turn.
+    def dispose(self, fd: int) -> None:
+        """Stop watching, and close it at the end of this turn.
 
         Not at once: a new descriptor with the same number would get the
         events that this turn still holds for the old one.
@@ -66,17 +67,13 @@ class Loop:
         self._dead.append(fd)
 
     def later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        timer = Timer(time.monotonic() + seconds, callback)
+        timer = Timer(self._clock() + seconds, callback)
         heapq.heappush(self._timers, timer)
         return timer
 
     def again(self, callback: Callable[[], None]) -> None:
         """Call back in the next turn, after the others had theirs."""
         self._again.append(callback)
-
-    def run(self) -> None:
-        while True:
-            self.turn()
 
     def turn(self) -> None:
         """Wait for something, then call all that is due."""
@@ -90,6 +87,11 @@ class Loop:
         self._expire()
         self._bury()
 
+    def close(self) -> None:
+        """Let go of epoll; what is watched stays its owner's."""
+        self._bury()
+        self._epoll.close()
+
     def _patience(self) -> float | None:
         """How long poll may wait: not at all, until the next timer, or for ever."""
         if self._again or self._dead:
@@ -98,10 +100,10 @@ class Loop:
             heapq.heappop(self._timers)
         if not self._timers:
             return None
-        return max(0.0, self._timers[0].when - time.monotonic())
+        return max(0.0, self._timers[0].when - self._clock())
 
     def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         while self._timers and self._timers[0].when <= now:
             if callback := heapq.heappop(self._timers).callback:
                 callback()

@@ -36,8 +36,9 @@ class PortLink:
     `sessions`. `gone` is called when the port was unplugged.
     """
 
-    def __init__(self, relay: Relay, fd: int, *, gone: Callable[[], None]) -> None:
+    def __init__(self, relay: Relay, name: str, fd: int, *, gone: Callable[[], None]) -> None:
         self._relay = relay
+        self._name = name
         self._fd = fd
         self._gone = gone
         self._decoder = Decoder()
@@ -65,6 +66,13 @@ class PortLink:
         self._end_session()
         self._out += self._encoder.end()
 
+    def close(self) -> None:
+        """Drop the session and let go of the port."""
+        self._closed = True
+        self._host_is_there()
+        self._end_session()
+        self._relay.loop.dispose(self._fd)
+
     def pump(self) -> None:
         """Until nothing moves, or others should have a turn."""
         if self._pumping or self._closed:  # a session that starts or ends asks for it, too
@@ -76,8 +84,9 @@ class PortLink:
                     return
             self._relay.loop.again(self.pump)
         except OSError as error:
-            say(f"port: {error}")
-            self._unplugged()
+            say(f"port {self._name}: {error.strerror}; it was unplugged, or it broke")
+            self.close()
+            self._gone()
         finally:
             self._pumping = False
 
@@ -138,7 +147,7 @@ class PortLink:
                 self._session = self._open_session()
                 self._session.take(seen)
             case other:
-                say(f"port: session refused: speaks {other.value} ({seen[:8]!r})")
+                say(f"port {self._name}: session refused: speaks {other.value} ({seen[:8]!r})")
                 self._relay.counters.add("refused_greeting")
                 self.finish()
 
@@ -173,10 +182,3 @@ class PortLink:
         self._host_timer = None
         self._end_session()
         self._out = bytearray(self._encoder.end())
-
-    def _unplugged(self) -> None:
-        self._closed = True
-        self._host_is_there()
-        self._end_session()
-        self._relay.loop.close(self._fd)
-        self._gone()

@@ -33,8 +33,10 @@ class Relay:
     agent is away (`agent.status`) and the relay's own counters (`relay.json`).
     """
 
-    def __init__(self, *, run_dir: str, greeting_limit: float = GREETING_LIMIT) -> None:
-        self.loop = Loop()
+    def __init__(
+        self, *, run_dir: str, greeting_limit: float = GREETING_LIMIT, loop: Loop | None = None
+    ) -> None:
+        self.loop = loop or Loop()
         self.pipes = Pipes()
         self.counters = Counters(f"{run_dir}/relay.json")
         self.agent = Agent(
@@ -75,16 +77,28 @@ class Relay:
         else:
             Spliced(self, client, agent)
 
-    def close(self, client: socket.socket) -> None:
+    def dismiss(self, client: socket.socket) -> None:
         """The end of an accepted connection."""
         self.counters.add("open", -1)
-        self.loop.close(client.detach())
+        self.loop.dispose(client.detach())
 
     def run(self) -> None:
         """Serve until the process is ended."""
+        self._save_counters()
         while True:
-            self.loop.turn()
-            self._save_counters()
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait for something and do all that is due; then the counters are right."""
+        self.loop.turn()
+        self._save_counters()
+
+    def close(self) -> None:
+        """Let go of the ports and of what belongs to no connection."""
+        for link in self._ports.values():
+            link.close()
+        self.pipes.close()
+        self.loop.close()
 
     def _accept(self, listener: socket.socket, admit: Callable[[tuple[int, int]], bool]) -> None:
         while True:
@@ -132,11 +146,10 @@ class Relay:
 
         def unplugged() -> None:
             del self._ports[name]
-            say(f"port {name} is gone")
             gone()
 
         say(f"serving port {name}")
-        self._ports[name] = PortLink(self, fd, gone=unplugged)
+        self._ports[name] = PortLink(self, name, fd, gone=unplugged)
 
     def _save_counters(self) -> None:
         try:

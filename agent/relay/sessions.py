@@ -78,7 +78,7 @@ class AgentSession:
 
     def close(self) -> None:
         self._calm()
-        self._loop.close(self._agent.detach())
+        self._loop.dispose(self._agent.detach())
 
     def _push(self) -> bool:
         if not self._pending:

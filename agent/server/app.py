@@ -18,7 +18,7 @@ from agent.server.limits import CALLS_IN_FLIGHT, TRANSPORT_BYTES
 from agent.server.processes import ProcessesService
 from agent.server.reflection import SERVICE as REFLECTION
 from agent.server.reflection import ReflectionService
-from agent.server.routing import Methods, service_handler
+from agent.server.routing import Methods, endless_paths, service_handler
 from agent.server.sandbox import Guest, SandboxService
 from agent.server.storages import StoragesService
 from innkeeper.v1 import (
@@ -75,28 +75,41 @@ def build_server(
     *,
     hotplug_timeout: float,
     most_calls: int = CALLS_IN_FLIGHT,
-) -> grpc.aio.Server:
+) -> AgentServer:
     """The server with every service of the protocol, health and reflection; not yet bound."""
     tables = _tables(guest, managers, hotplug_timeout)
     names = [service.full_name for service in tables] + [HEALTH.full_name]
     tables[HEALTH] = HealthService(health, names).methods
     tables[REFLECTION] = ReflectionService(names).methods
     handlers = [service_handler(service, methods) for service, methods in tables.items()]
-    return grpc.aio.server(
-        handlers=handlers, interceptors=[Guard(most=most_calls)], options=_OPTIONS
-    )
+    endless = {path for table in tables.items() for path in endless_paths(*table)}
+    guard = Guard(most=most_calls, endless=endless)
+    server = grpc.aio.server(handlers=handlers, interceptors=[guard], options=_OPTIONS)
+    return AgentServer(server, guard)
 
 
-async def start(server: grpc.aio.Server, socket: Path) -> None:
-    """Bind and serve: whoever can connect finds a ready agent.
+class AgentServer:
+    """gRPC's server and the guard of its calls."""
 
-    Only root can connect (mode 0600). A socket that an agent before left behind
-    is replaced.
-    """
-    socket.unlink(missing_ok=True)  # noqa: ASYNC240 - one name in a tmpfs
-    with _umask(0o177):
-        server.add_insecure_port(f"unix:{socket}")
-    await server.start()
+    def __init__(self, server: grpc.aio.Server, guard: Guard) -> None:
+        self._server = server
+        self._guard = guard
+
+    async def start(self, socket: Path) -> None:
+        """Bind and serve: whoever can connect finds a ready agent.
+
+        Only root can connect (mode 0600). A socket that an agent before left
+        behind is replaced.
+        """
+        socket.unlink(missing_ok=True)  # noqa: ASYNC240 - one name in a tmpfs
+        with _umask(0o177):
+            self._server.add_insecure_port(f"unix:{socket}")
+        await self._server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls; streams and waits end now, others within `grace` seconds."""
+        self._guard.stop()
+        await self._server.stop(grace)
 
 
 def _tables(

@@ -213,7 +213,11 @@ class HealthService:
 
     @property
     def methods(self) -> Methods:
-        return {"Check": Unary(self.check), "Watch": ServerStream(self.watch)}
+        return {
+            "Check": Unary(self.check),
+            "List": Unary(self.list),
+            "Watch": ServerStream(self.watch),
+        }
 
     async def check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
         """NOT_FOUND for a service that is not there, as the standard says."""
@@ -223,10 +227,18 @@ class HealthService:
                 reason=Reason.UNKNOWN_METHOD,
                 service=request.service,
             )
+        return (await self._judged(call)).answer()
+
+    async def list(self, _request: pb.HealthListRequest, call: Call) -> pb.HealthListResponse:
+        """The verdict under every name."""
+        verdict = await self._judged(call)
+        return pb.HealthListResponse(statuses=dict.fromkeys(self._services, verdict.answer()))
+
+    async def _judged(self, call: Call) -> Verdict:
         verdict = await self._health.check()
         if verdict.reason:
             call.add_trailer(REASON_TRAILER, verdict.reason)
-        return verdict.answer()
+        return verdict
 
     async def watch(
         self, request: pb.HealthCheckRequest, _call: Call, send: Send[pb.HealthCheckResponse]

@@ -21,7 +21,7 @@ from agent.server.routing import refusing
 from agent.server.status import root_cause, unexpected, wire_status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
     Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
     Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
@@ -34,9 +34,19 @@ log = logging.getLogger(__name__)
 class Guard(grpc.aio.ServerInterceptor):
     """Wraps every method; see the module's docstring."""
 
-    def __init__(self, *, most: int) -> None:
+    def __init__(self, *, most: int, endless: Collection[str]) -> None:
+        """`most` calls at the same time; `endless` are the paths of those that `stop` ends."""
         self._most = most
         self._running = 0
+        self._endless = frozenset(endless)
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End the streams and waits, which would only delay the end; others may finish."""
+        self._stopping = True
+        for task in self._waiting:
+            task.cancel()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -52,11 +62,13 @@ class Guard(grpc.aio.ServerInterceptor):
         async def guarded(request: Any, context: Context) -> Any:
             started = time.monotonic()
             try:
-                with self._counted():
+                with self._counted(method):
                     answer = await behaviour(request, context)
             except HostLeft:
                 raise asyncio.CancelledError from None
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - every error becomes a status
+            except asyncio.CancelledError as error:
+                await _refuse(method, context, _stopping() if self._stopping else error)
+            except Exception as error:  # noqa: BLE001 - every error becomes a status
                 await _refuse(method, context, error)
             log.debug("%s: ok", method, extra={"seconds": round(time.monotonic() - started, 6)})
             return answer
@@ -64,7 +76,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return rebuild(guarded)
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, method: str) -> Iterator[None]:
         if self._running >= self._most:
             raise exhausted(
                 f"{self._most} calls are in progress, no more are possible",
@@ -74,10 +86,14 @@ class Guard(grpc.aio.ServerInterceptor):
                 maximum=self._most,
             )
         self._running += 1
+        task = _this_task()
+        if method in self._endless:
+            self._waiting.add(task)
         try:
             yield
         finally:
             self._running -= 1
+            self._waiting.discard(task)
 
 
 def _shape(handler: Handler) -> tuple[Behaviour, Callable[[Any], Handler]]:
@@ -107,15 +123,29 @@ async def _refuse(method: str, context: Context, error: BaseException) -> None:
 
 def _was_cancelled(error: BaseException) -> bool:
     """Whether the call itself was cancelled: a stray CancelledError from inside is a bug."""
+    return isinstance(error, asyncio.CancelledError) and _this_task().cancelling() > 0
+
+
+def _this_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
-    cancelled = isinstance(error, asyncio.CancelledError)
-    return cancelled and task is not None and task.cancelling() > 0
+    if task is None:
+        raise RuntimeError("a call is served outside a task")
+    return task
 
 
 def _bug(method: str, error: BaseException) -> AgentError:
     identifier = os.urandom(4).hex()
     log.error("%s: unexpected error %s", method, identifier, exc_info=error)
     return unexpected(method, identifier)
+
+
+def _stopping() -> AgentError:
+    return AgentError(
+        "the agent is stopping",
+        code=Code.UNAVAILABLE,
+        reason=Reason.AGENT_AWAY,
+        hint="a new agent may take over: try again, from the offset or number you have",
+    )
 
 
 def _unknown(method: str) -> AgentError:

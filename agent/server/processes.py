@@ -27,7 +27,7 @@ class ProcessesService:
         return {
             "Exec": Unary(self.exec),
             "Signal": Unary(self.signal),
-            "Wait": Unary(self.wait),
+            "Wait": Unary(self.wait, endless=True),
             "Resize": Unary(self.resize),
             "Attach": Bidi(self.attach),
         }

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """One request, one answer."""
+    """One request, one answer; `endless` when it waits for something that may never come."""
 
     handle: UnaryHandle
+    endless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,15 @@ def service_handler(service: ServiceDescriptor, methods: Methods) -> grpc.Generi
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
+def endless_paths(service: ServiceDescriptor, methods: Methods) -> set[str]:
+    """The paths of the methods that only end when somebody ends them."""
+    return {
+        path_of(service.methods_by_name[name])
+        for name, method in methods.items()
+        if not isinstance(method, Unary) or method.endless
+    }
+
+
 def path_of(method: MethodDescriptor) -> str:
     """`/innkeeper.v1.Devices/Attach`."""
     return f"/{method.containing_service.full_name}/{method.name}"
@@ -81,7 +91,7 @@ def path_of(method: MethodDescriptor) -> str:
 def _handler(method: MethodDescriptor, built: Method | None) -> Handler:
     kind = GetMessageClass(method.input_type)
     match built:
-        case Unary(handle):
+        case Unary(handle=handle):
             return grpc.unary_unary_rpc_method_handler(_unary(kind, handle))
         case ServerStream(handle):
             return grpc.unary_stream_rpc_method_handler(_server_stream(kind, handle))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
 import grpc
 from google.protobuf import any_pb2
@@ -108,17 +107,20 @@ def _metadata(error: AgentError) -> dict[str, str]:
 
 def _shorten(text: str, limit: int) -> str:
     """`text` cut so that neither its UTF-8 nor its percent-encoded form is above `limit`."""
-    text = text.encode(errors="replace").decode()
-    if len(quote(text, safe=_PLAIN)) <= limit:
+    # One character beyond the limit is enough to know; the text may be huge.
+    text = text[: limit + 1].encode(errors="replace").decode()
+    if sum(map(_encoded, text)) <= limit:
         return text
-    kept, used = [], len(_CUT)
+    kept, used = 0, len(_CUT)
     for character in text:
-        used += len(quote(character, safe=_PLAIN))
+        used += _encoded(character)
         if used > limit:
             break
-        kept.append(character)
-    return "".join(kept) + _CUT
+        kept += 1
+    return text[:kept] + _CUT
 
 
-# What gRPC sends as it is: printable ASCII without the percent sign (PROTOCOL-HTTP2.md).
-_PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+def _encoded(character: str) -> int:
+    """Bytes of a character in percent-encoding: gRPC escapes all but printable ASCII, and `%`."""
+    plain = " " <= character <= "~" and character != "%"
+    return 1 if plain else 3 * len(character.encode())

@@ -18,7 +18,7 @@ from agent.server.limits import INPUT_FRAME_BYTES, OUTPUT_FRAME_BYTES
 from innkeeper.v1 import processes_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from agent.core.model import ProcessRef
     from agent.server.calls import Frames, Send
@@ -46,7 +46,10 @@ async def attach(
         await send(pb.AttachResponse(opened=opened))
         reader = group.create_task(_Input(processes, process, end).follow(frames, send))
         if not opening.input_only:
-            await _send_output(processes, process, opening, send)
+            offsets = {Stream.STDOUT: opening.stdout_offset, Stream.STDERR: opening.stderr_offset}
+            if opened.terminal:
+                del offsets[Stream.STDERR]
+            await _send_output(processes.output(process, offsets), send)
         await send(pb.AttachResponse(exit=convert.exit_status(await end)))
         reader.cancel()
 
@@ -63,13 +66,10 @@ async def _first_frame(frames: Frames[pb.AttachRequest], within: float) -> pb.Op
 
 
 async def _send_output(
-    processes: ProcessManager,
-    process: ProcessRef,
-    opening: pb.OpenStreams,
-    send: Send[pb.AttachResponse],
+    output: AsyncGenerator[OutputChunk, None], send: Send[pb.AttachResponse]
 ) -> None:
-    offsets = {Stream.STDOUT: opening.stdout_offset, Stream.STDERR: opening.stderr_offset}
-    async with aclosing(processes.output(process, offsets)) as chunks:
+    # Closed at once when the host leaves, not when it is collected.
+    async with aclosing(output) as chunks:
         async for chunk in chunks:
             for part in _parts(chunk):
                 await send(convert.output_frame(part))

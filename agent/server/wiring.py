@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.core import commands
 from agent.core.deadlines import Deadline
+from agent.core.drivers import Drivers
 from agent.core.events import RING_SIZE, EventLog
 from agent.core.exits import ExitWatcher, Expectation
 from agent.core.fileops import FileWorkers
@@ -113,7 +114,7 @@ async def run(
         await _announce(mechanisms, problems)
         health = _health(mechanisms, stack)
         server = _server(mechanisms, tables, health, phases)
-        await app.start(server, roots.agent_socket)
+        await server.start(roots.agent_socket)
         stack.push_async_callback(server.stop, STOP_GRACE)
         phases.note("agent_serving")
         log.info("serving", extra={"phases": phases.reached})
@@ -134,7 +135,10 @@ async def _mechanisms(
     files = FileWorkers()
     stack.push_async_callback(files.close)
     # Bound before anything is looked up in sysfs (DESIGN D7).
-    board = HotplugBoard(tree=SysfsTree(roots=roots), source=uevents, files=files)
+    tree = SysfsTree(roots=roots)
+    drivers = Drivers(tree)
+    stack.push_async_callback(drivers.close)
+    board = HotplugBoard(tree=tree, source=uevents, files=files, drivers=drivers)
     board.start()
     stack.callback(board.close)
     pid1 = Pid1Client(roots.init_socket)
@@ -253,7 +257,9 @@ def _health(parts: Mechanisms, stack: contextlib.AsyncExitStack) -> Health:
     return health
 
 
-def _server(parts: Mechanisms, tables: Tables, health: Health, phases: BootPhases) -> Any:
+def _server(
+    parts: Mechanisms, tables: Tables, health: Health, phases: BootPhases
+) -> app.AgentServer:
     guest = Guest(
         sandbox=tables.sandbox,
         describer=Describer(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from innkeeper.v1.processes_pb2_grpc import ProcessesAsyncStub
-    from tests.fakes.managers import FakeProcess
+    from tests.fakes.agent_managers import FakeProcess
 
     Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 

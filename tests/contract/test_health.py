@@ -67,6 +67,14 @@ async def test_a_ready_agent_serves_by_every_name(stub: Any) -> None:
         assert await check(stub, service) == (SERVING, "")
 
 
+async def test_the_list_has_every_name(stub: Any) -> None:
+    answer = await stub.List(health_pb2.HealthListRequest())
+    names = {"", *SERVICES} - {"grpc.reflection.v1alpha.ServerReflection"}
+    assert {name: one.status for name, one in answer.statuses.items()} == dict.fromkeys(
+        names, SERVING
+    )
+
+
 async def test_a_service_that_is_not_there_is_not_found(stub: Any) -> None:
     answer = await refused(stub.Check(health_pb2.HealthCheckRequest(service="x")))
     assert answer.code == grpc.StatusCode.NOT_FOUND

@@ -36,6 +36,7 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.contract, pytest.mark.operations]
 
 PATIENCE = 30
+IMPORT_ROOTS = (ROOT / "protocol", ROOT / "tools")
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.fakes.qemu_program "$@"\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, *IMPORT_ROOTS))))
         yield Host(StateDir(root=root / "vms"), make_image(root / "image"))
 
 
@@ -246,7 +247,7 @@ async def test_a_missing_image_is_said_before_anything_starts(host: Host) -> Non
 )
 async def test_a_spec_that_can_not_be_is_a_bad_field(host: Host, wrong: dict[str, object]) -> None:
     with raises(Reason.BAD_FIELD):
-        await host.start(**wrong)
+        await host.start(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [{"transport": "pigeon"}, {"accel": "xen"}])

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from innkeeper.shim import writing
 from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.shim.proxy import CHANNEL_OPTIONS, MESSAGE_LIMIT, GuestProxy
 from tests.fakes.proxied_service import DETAILS, ProxiedService, serving
@@ -120,6 +121,31 @@ async def test_an_error_keeps_code_text_and_details(through: Through) -> None:
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert caught.value.details() == "because é\n"
     assert dict(caught.value.trailing_metadata())["grpc-status-details-bin"] == DETAILS
+
+
+async def test_an_error_that_comes_while_the_client_still_writes_is_kept(through: Through) -> None:
+    """grpc.aio's own `write` loses most of these; see writing.py."""
+
+    async def one() -> tuple[grpc.StatusCode, str, object]:
+        call = through.both("Refuse")()
+        for _ in range(100):
+            if not await writing.write(call, bytes(65536)):
+                break
+        trailers = dict(await call.trailing_metadata())
+        return await call.code(), await call.details(), trailers["grpc-status-details-bin"]
+
+    for _ in range(10):
+        told = await asyncio.gather(*(one() for _ in range(10)))
+        assert set(told) == {(grpc.StatusCode.NOT_FOUND, "no such path", DETAILS)}
+
+
+async def test_a_refusal_at_once_is_kept_too(through: Through) -> None:
+    """The status may come before the request's only message has left."""
+    for _ in range(20):
+        calls = (through.unary("At", "test.Nothing")(b"") for _ in range(50))
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        codes = {error.code() for error in errors if isinstance(error, grpc.aio.AioRpcError)}
+        assert codes == {grpc.StatusCode.UNIMPLEMENTED}
 
 
 async def test_an_error_after_messages_comes_after_them(through: Through) -> None:

@@ -21,8 +21,11 @@ from innkeeper.v1 import (
     sandbox_pb2,
     sockets_pb2,
     storages_pb2,
+    types_pb2,
 )
 from innkeeper.v1.containers_pb2_grpc import ContainersStub
+from innkeeper.v1.devices_pb2_grpc import DevicesStub
+from innkeeper.v1.processes_pb2_grpc import ProcessesStub
 from innkeeper.v1.sandbox_pb2_grpc import SandboxStub
 from tests.fakes.agent_server import RunningAgent, connect, refused
 
@@ -187,7 +190,7 @@ async def test_a_cancellation_from_inside_is_a_bug_and_not_silence(
 ) -> None:
     """gRPC sends no status for a handler that ends with CancelledError: the host would hang."""
     await containers.Create(_request(100))
-    agent.containers.stubborn["c1"] = asyncio.CancelledError()  # type: ignore[assignment]
+    agent.containers.stubborn["c1"] = asyncio.CancelledError()
     request = containers_pb2.RemoveContainerRequest(id="c1")
     answer = await refused(containers.Remove(request, timeout=20))
     assert answer.reason == "INTERNAL_ERROR"
@@ -243,3 +246,28 @@ async def test_a_client_that_only_pings_is_not_sent_away(agent: RunningAgent) ->
 
 async def _describe(stub: object) -> None:
     await stub.Describe(sandbox_pb2.DescribeSandboxRequest())  # type: ignore[attr-defined]
+
+
+async def test_stopping_ends_streams_and_waits_at_once_and_lets_others_finish(
+    agent: RunningAgent,
+) -> None:
+    """Else every open Watch would delay the power-off by the whole grace."""
+    watch = SandboxStub(agent.channel).Watch(sandbox_pb2.WatchRequest())
+    await watch.initial_metadata()
+    agent.processes.add("web")
+    ref = types_pb2.ProcessRef(container_id="web")
+    wait = ProcessesStub(agent.channel).Wait(processes_pb2.WaitRequest(process=ref))
+    device = devices_pb2.Device(
+        id="d1",
+        address=devices_pb2.DeviceAddress(pci_path="02/00"),
+        block=devices_pb2.BlockDevice(),
+    )
+    request = devices_pb2.AttachDevicesRequest(devices=[device])
+    attach = DevicesStub(agent.channel).Attach(request)
+    await agent.devices.until_waiting(1)
+    stop = asyncio.create_task(agent.server.stop(60))
+    for answer in (await refused(anext(aiter(watch))), await refused(wait)):
+        assert (answer.code, answer.reason) == (grpc.StatusCode.UNAVAILABLE, "AGENT_AWAY")
+    agent.devices.plug("02/00")
+    assert len((await attach).attached) == 1
+    await stop

@@ -25,7 +25,7 @@ from agent.handlers.guest.teardown import Teardown
 from agent.server import app
 from agent.server.health import Health, Probe
 from agent.server.sandbox import Guest
-from tests.fakes.managers import FakeContainers, FakeDevices, FakeProcesses, FakeStorages
+from tests.fakes.agent_managers import FakeContainers, FakeDevices, FakeProcesses, FakeStorages
 from tests.fakes.pid1 import FakePid1
 
 LIMITS = Limits(
@@ -76,7 +76,7 @@ class RunningAgent:
     """A server, a channel to it, and what is below."""
 
     channel: grpc.aio.Channel
-    server: grpc.aio.Server
+    server: app.AgentServer
     roots: Roots
     pid1: PoweringPid1
     events: EventLog
@@ -121,12 +121,12 @@ async def serving_agent(
         client = Pid1Client(roots.init_socket)
         agent, health = _assemble(roots, pid1, client, most_calls)
         health.start()
-        await app.start(agent.server, roots.agent_socket)
+        await agent.server.start(roots.agent_socket)
         try:
             yield agent
         finally:
             await agent.channel.close()
-            await agent.server.stop(None)
+            await agent.server.stop(0)
             health.stop()
             client.close()
 

@@ -22,7 +22,7 @@ from agent.core.deadlines import Deadline
 from agent.core.errors import timed_out
 from agent.core.roots import Roots
 from agent.linux import pidfd
-from tests.fakes.pid1 import FakePid1
+from tests.fakes.pid1 import FakePid1, children_of
 
 _PROGRAM = Path(__file__).with_name("crun_program.py")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -88,7 +88,8 @@ class FakeGroup:
     def members(self) -> tuple[int, ...]:
         entries = self._roots.proc.glob("[0-9]*/cgroup")
         pids = [int(e.parent.name) for e in entries if e.read_text().strip() == self._line]
-        return tuple(pid for pid in pids if Path(f"/proc/{pid}").exists())
+        # Only what FakePid1 would reap: a number may be somebody else's by now.
+        return tuple(set(pids) & children_of(os.getpid()))
 
     def kill(self) -> None:
         for pid in self.members():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from innkeeper.shim.errors import Reason, ShimError
-from innkeeper.shim.plug import GuestDisk
+from innkeeper.shim.plugged import GuestDisk
 from innkeeper.v1 import devices_pb2
 from tests.fakes.qmp import FakeQmp
 
@@ -32,6 +32,8 @@ class FakeGuestDevices:
     """Call to the error that it raises."""
     holds: asyncio.Event = field(default_factory=asyncio.Event)
     """An attach answers only when it is set."""
+    hangs: set[str] = field(default_factory=set)
+    """Calls that never answer."""
     loses_answers: bool = False
     """The connection breaks after an attach was done, before its answer."""
     calls: list[str] = field(default_factory=list)
@@ -44,6 +46,8 @@ class FakeGuestDevices:
 
     async def attach_disk(self, disk: GuestDisk, timeout: float) -> devices_pb2.AttachedDevice:
         self._note("attach", disk.id)
+        if disk.id in self.attached:
+            raise refusal(grpc.StatusCode.ALREADY_EXISTS, "ID_IN_USE")
         async with asyncio.timeout(timeout):
             await self._until_present(disk)
             await self.holds.wait()
@@ -54,8 +58,15 @@ class FakeGuestDevices:
             device=devices_pb2.Device(id=disk.id), pci_path=disk.pci_path
         )
 
+    async def has(self, disk: GuestDisk) -> bool:
+        if "has" in self.refuse:
+            raise self.refuse["has"]
+        return self.attached.get(disk.id) == disk.pci_path
+
     async def prepare_detach(self, device_id: str) -> None:
         self._note("prepare", device_id)
+        if "prepare" in self.hangs:
+            await asyncio.Event().wait()
         self._known(device_id)
         self.leaving.add(device_id)
 

@@ -13,19 +13,26 @@ from innkeeper.image.lock import LockEntry
 from innkeeper.shim.commands import run
 
 _INDEX = "main/binary-amd64/Packages"
-_DROPPED = re.compile(r"^(Version|Filename|Size|SHA256):")
 
 
 def write_mirror(
     place: Path, entries: Iterable[LockEntry], debs: DebCache, *, newer: Mapping[str, str]
 ) -> None:
-    """`newer` gives versions by name: another for an entry, or a package that needs nothing."""
+    """The packages of `entries`, of which `newer` names those that have another version."""
     index = place / "dists/trixie" / _INDEX
     index.parent.mkdir(parents=True)
-    known = list(entries)
-    stanzas = [_stanza(entry, debs, place, newer.get(entry.name)) for entry in known]
-    names = {entry.name for entry in known}
-    stanzas += [_empty(name, newer[name]) for name in newer if name not in names]
+    known = {entry.name: entry for entry in entries}
+    stanzas = []
+    for entry in known.values():
+        shutil.copyfile(debs.path(entry), place / debs.path(entry).name)
+        control = run(["dpkg-deb", "--field", debs.path(entry)], deadline=30).text
+        version = newer.get(entry.name, entry.version)
+        stanzas.append(
+            f"Package: {entry.name}\nVersion: {version}\nArchitecture: {entry.architecture}\n"
+            f"Depends: {', '.join(_needs(control, known))}\nDescription: none\n"
+            f"Filename: {debs.path(entry).name}\nSize: {debs.path(entry).stat().st_size}\n"
+            f"SHA256: {entry.sha256}\n"
+        )
     index.write_text("\n".join(stanzas))
     digest = hashlib.sha256(index.read_bytes()).hexdigest()
     release = (
@@ -36,22 +43,8 @@ def write_mirror(
     (place / "dists/trixie/Release").write_text(release)
 
 
-def _stanza(entry: LockEntry, debs: DebCache, place: Path, version: str | None) -> str:
-    deb = debs.path(entry)
-    shutil.copyfile(deb, place / deb.name)
-    control = run(["dpkg-deb", "--field", deb], deadline=30).text
-    lines = [line for line in control.splitlines() if not _DROPPED.match(line)]
-    lines += [
-        f"Version: {version or entry.version}",
-        f"Filename: {deb.name}",
-        f"Size: {deb.stat().st_size}",
-        f"SHA256: {entry.sha256}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _empty(name: str, version: str) -> str:
-    return (
-        f"Package: {name}\nVersion: {version}\nArchitecture: amd64\nDescription: none\n"
-        f"Filename: none.deb\nSize: 1\nSHA256: {'0' * 64}\n"
-    )
+def _needs(control: str, known: Iterable[str]) -> list[str]:
+    """What a package depends on, as far as the mirror has it; without versions."""
+    fields = re.findall(r"^(?:Pre-)?Depends: (.*)$", control, re.MULTILINE)
+    names = re.findall(r"(?:^|[,|] ?)([a-z0-9][a-z0-9+.-]+)", ",".join(fields))
+    return sorted(set(names).intersection(known))

@@ -8,6 +8,7 @@ Tests decide who exits (`exits`) and how it misbehaves (`silent`, `refusing`,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -54,6 +55,7 @@ class FakePid1:
     async def __aexit__(self, *_: object) -> None:
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
+        self._loop.remove_signal_handler(signal.SIGCHLD)
         self.path.unlink(missing_ok=True)
         self.drop_connections()
         for pidfd in tuple(self._children):
@@ -76,7 +78,9 @@ class FakePid1:
         }
         self.journal.append(entry)
         for follower in self._followers:
-            fdpass.send(follower.sock, {"entry": entry})
+            # One that has just closed is not known to be gone yet.
+            with contextlib.suppress(BrokenPipeError):
+                fdpass.send(follower.sock, {"entry": entry})
         return int(entry["seq"])
 
     def hold(self) -> None:
@@ -87,6 +91,16 @@ class FakePid1:
         self.holding = False
         for pidfd in tuple(self._children):
             self._reap(pidfd)
+
+    def watch_orphans(self) -> None:
+        """Reap, with `reaping`, every orphan that comes to us from a cgroup below /pods."""
+        self._loop.add_signal_handler(signal.SIGCHLD, self._look_for_orphans)
+
+    def _look_for_orphans(self) -> None:
+        known = {pid for pid, _ in self._children.values()}
+        for pid in children_of(os.getpid()) - known:
+            if (cgroup := _cgroup(pid)).startswith("/pods/"):
+                self._adopt(pid, cgroup)
 
     def _adopt(self, pid: int, cgroup: str) -> None:
         pidfd = os.pidfd_open(pid)
@@ -203,3 +217,25 @@ class FakePid1:
         for entry in self.journal:
             if entry["seq"] > after:
                 fdpass.send(client, {"entry": entry})
+
+
+def children_of(parent: int) -> set[int]:
+    """Pids of all its children, zombies too."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.add(int(entry.parent.name))
+    return found
+
+
+def _cgroup(pid: int) -> str:
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    paths = [line[3:] for line in lines if line.startswith("0::")]
+    return paths[0].removesuffix(" (deleted)") if paths else ""

@@ -59,6 +59,15 @@ class ProxiedService:
         trailers = (("grpc-status-details-bin", DETAILS),)
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "because é\n", trailers)
 
+    async def refuse(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        """Ends with an error while the client is still writing."""
+        async for _ in requests:
+            trailers = (("grpc-status-details-bin", DETAILS),)
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such path", trailers)
+        yield b""
+
     async def fail_late(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         yield b"one"
         await context.abort(grpc.StatusCode.DATA_LOSS, "lost")
@@ -85,6 +94,7 @@ class ProxiedService:
             "Repeat": stream(self.repeat),
             "Talk": both(self.talk),
             "Leave": both(self.leave),
+            "Refuse": both(self.refuse),
             "Fail": unary(self.fail),
             "FailLate": stream(self.fail_late),
             "Hang": unary(self.hang),

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from grpc import aio
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as aio_health  # type: ignore[attr-defined]
 
 from innkeeper.v1 import devices_pb2, devices_pb2_grpc, sandbox_pb2, sandbox_pb2_grpc
 from innkeeper.v1.session import Decoder, Encoder, End, Start
@@ -78,14 +79,12 @@ class Machine:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._serve_qmp()),
-                group.create_task(self._quit_when_told()),
-                group.create_task(self._guest()),
-            ]
+            group.create_task(self._serve_qmp())
+            group.create_task(self._quit_when_told())
+            group.create_task(self._guest())
             await self._off.wait()
-            for task in tasks:
-                task.cancel()
+            # As a machine ends: connections are cut, not wound up.
+            os._exit(0)
 
     def power_off(self) -> None:
         self._qmp.event("SHUTDOWN", {"guest": True, "reason": "guest-shutdown"})
@@ -101,11 +100,10 @@ class Machine:
         self._off.set()
 
     async def _guest(self) -> None:
+        await self._qmp.negotiated.wait()
         self._say(*CONSOLE)
         if self.mode == "panics":
-            self._say(PANIC)
-            self._qmp.event("SHUTDOWN", {"guest": True, "reason": "guest-reset"})
-            self._off.set()
+            await asyncio.start_unix_server(self._panic, self._port)
             return
         with tempfile.TemporaryDirectory(prefix="ik-") as folder:
             agent = f"{folder}/agent.sock"
@@ -115,11 +113,19 @@ class Machine:
             async with server:
                 await server.serve_forever()
 
+    async def _panic(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Once the daemon looks for the agent, so that its boot has begun."""
+        self._say(PANIC)
+        self._qmp.event("SHUTDOWN", {"guest": True, "reason": "guest-reset"})
+        self._off.set()
+
     async def _serve_agent(self, path: str) -> None:
         server = aio.server(handlers=(ProxiedService().handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
-        devices_pb2_grpc.add_DevicesServicer_to_server(_Devices(), server)
-        sandbox_pb2_grpc.add_SandboxServicer_to_server(_Sandbox(self), server)
+        health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]
+            aio_health.HealthServicer(), server
+        )
+        devices_pb2_grpc.add_DevicesServicer_to_server(_Devices(), server)  # type: ignore[abstract]
+        sandbox_pb2_grpc.add_SandboxServicer_to_server(_Sandbox(self), server)  # type: ignore[abstract]
         server.add_insecure_port(f"unix:{path}")
         await server.start()
         self._server = server

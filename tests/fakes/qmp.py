@@ -43,6 +43,8 @@ class FakeQmp:
     """So many devices are removed again by themselves right after they were added."""
     drops_at_status: set[str] = field(default_factory=set)
     """These are removed by themselves when the status is asked for."""
+    negotiated: asyncio.Event = field(default_factory=asyncio.Event)
+    """The first command, which ends the negotiation, was answered."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _writer: asyncio.StreamWriter | None = None
 
@@ -52,6 +54,7 @@ class FakeQmp:
         async for message in _messages(reader):
             await self._answer(message)
             await writer.drain()
+            self.negotiated.set()
 
     def release(self, device_id: str) -> None:
         """The guest lets go, at last: QEMU's two events, the inner one without an id."""

@@ -33,7 +33,12 @@ class RelayProcess:
         return self.run_dir / "agent.sock"
 
     def counters(self) -> dict[str, int]:
-        counters: dict[str, int] = json.loads((self.run_dir / "relay.json").read_text())
+        """What the relay has written of itself; nothing before it runs."""
+        try:
+            text = (self.run_dir / "relay.json").read_text()
+        except FileNotFoundError:
+            return {}
+        counters: dict[str, int] = json.loads(text)
         return counters
 
     async def until(self, **wanted: int) -> None:

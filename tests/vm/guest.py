@@ -6,17 +6,18 @@ the guest's pid namespace and may look at everything, as an operator would.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from innkeeper.shim.client import Vm, VmSpec, start_vm
 from innkeeper.v1 import (
@@ -36,6 +37,7 @@ from innkeeper.v1 import types_pb2 as types
 
 DEFAULT_ROOT = "/usr/lib/innkeeper/rootfs"
 PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+T = TypeVar("T")
 _NAMES = itertools.count(1)
 
 ALL_CAPABILITIES = [
@@ -80,15 +82,31 @@ class Guest:
         self.health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
 
     async def describe(self) -> sandbox.DescribeSandboxResponse:
-        return await self.sandbox.Describe(
-            sandbox.DescribeSandboxRequest(), wait_for_ready=True, timeout=60
+        return await self.when_serving(
+            lambda: self.sandbox.Describe(sandbox.DescribeSandboxRequest(), timeout=60)
         )
+
+    async def when_serving(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The call's answer, asked again for as long as the agent is away.
+
+        A host does the same: the relay refuses at once, so that nothing hangs.
+        """
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return await call()
+                except aio.AioRpcError as error:
+                    if error.code() != grpc.StatusCode.UNAVAILABLE:
+                        raise
+                await asyncio.sleep(0.2)
 
     async def start(self, script: str, *, id: str = "", **parts: Any) -> str:  # noqa: A002
         """Creates and starts a container that runs `script`; its id."""
         name = id or f"c{next(_NAMES)}"
-        await self.containers.Create(create_request(name, script, **parts))
-        await self.containers.Start(containers.StartContainerRequest(id=name))
+        create = create_request(name, script, **parts)
+        start = containers.StartContainerRequest(id=name)
+        await self.when_serving(lambda: self.containers.Create(create))
+        await self.when_serving(lambda: self.containers.Start(start))
         return name
 
     async def run(self, script: str, **parts: Any) -> Finished:
@@ -106,7 +124,8 @@ class Guest:
         return finished.text
 
     async def remove(self, name: str) -> None:
-        await self.containers.Remove(containers.RemoveContainerRequest(id=name))
+        request = containers.RemoveContainerRequest(id=name)
+        await self.when_serving(lambda: self.containers.Remove(request))
 
     async def follow(self, ref: types.ProcessRef) -> Finished:
         """All output from the beginning to the exit."""
@@ -133,10 +152,6 @@ class Guest:
             processes.WaitRequest(process=ref), wait_for_ready=True, timeout=120
         )
         return answer.exit
-
-    async def healthy(self) -> None:
-        """Returns when the agent serves."""
-        await self.health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=120)
 
 
 def create_request(
@@ -197,16 +212,19 @@ async def booted(spec: VmSpec) -> AsyncIterator[Guest]:
 
 
 def reason(error: aio.AioRpcError) -> str:
-    """The stable reason that a failed call carries."""
+    """The stable reason that a failed call carries.
+
+    The host's own refusals of what the guest refused carry both, the guest's last.
+    """
+    found = [""]
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            status = status_pb2.Status.FromString(value)
-            for detail in status.details:
+            for detail in status_pb2.Status.FromString(value).details:
                 info = error_details_pb2.ErrorInfo()
                 if detail.Unpack(info):
                     assert info.domain == "innkeeper"
-                    return str(info.reason)
-    return ""
+                    found.append(str(info.reason))
+    return found[-1]
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str]:

@@ -71,15 +71,16 @@ async def test_mounts_are_those_of_the_design(guest: Guest) -> None:
 async def test_ours_are_in_their_cgroups_and_controllers_are_on(guest: Guest) -> None:
     text = await guest.probe("cat /proc/1/cgroup; cat /sys/fs/cgroup/pods/cgroup.subtree_control")
     first, controllers = text.splitlines()
-    assert first == "0::/init"
+    # Seen from a cgroup namespace of its own: /pods/SANDBOX/CONTAINER is the root there.
+    assert first == "0::/../../../init"
     assert {"cpu", "memory", "pids", "io"} <= set(controllers.split())
     agent = (await guest.describe()).agent_pid
-    assert (await guest.probe(f"cat /proc/{agent}/cgroup")).strip() == "0::/agent"
+    assert (await guest.probe(f"cat /proc/{agent}/cgroup")).strip() == "0::/../../../agent"
 
 
 async def test_standard_links_and_loopback(guest: Guest) -> None:
     text = await guest.probe(
-        "readlink /dev/fd /dev/stdin /dev/ptmx; cat /sys/class/net/lo/operstate;"
+        "for l in fd stdin ptmx; do readlink /dev/$l; done; cat /sys/class/net/lo/operstate;"
         " cat /proc/sys/kernel/io_uring_disabled"
     )
     assert text.split() == ["/proc/self/fd", "/proc/self/fd/0", "pts/ptmx", "unknown", "2"]

@@ -19,9 +19,9 @@ import pytest
 
 from innkeeper.cli.demo import left_processes
 from innkeeper.shim import commands, guest_disk
-from innkeeper.shim.client import Vm, list_vms
+from innkeeper.shim.client import Vm, VmSpec, list_vms
 from tests.command_line import INNKEEPER, Innkeeper
-from tests.vm.guest import Guest
+from tests.vm.guest import PROBE, Guest, booted
 
 pytestmark = [pytest.mark.vm, pytest.mark.operations]
 
@@ -188,6 +188,26 @@ async def _until(fd: int, pattern: bytes) -> bool:
     while not re.search(pattern, seen):
         seen += await asyncio.to_thread(os.read, fd, 1000)
     return True
+
+
+async def test_output_is_whole_though_the_agent_is_killed_meanwhile(
+    innkeeper: Innkeeper, image: Path
+) -> None:
+    """Half of the lines are written while there is no agent; the command line goes on."""
+    spec = VmSpec(name=unique(), image=f"{image}/", transport="serial")
+    async with booted(spec) as guest:
+        name = await guest.start("sleep 600")
+        agent = (await guest.describe()).agent_pid
+        script = "i=0; while [ $i -lt 100 ]; do echo $i; i=$((i+1)); sleep 0.1; done; cat; exit 3"
+        process = await innkeeper.start("exec", guest.vm.name, name, "--", "sh", "-c", script)
+        assert process.stdout is not None
+        first = await process.stdout.readline()
+        await guest.start(f"sleep 1; kill -9 {agent}", **PROBE)
+        out, err = await process.communicate(b"input\n")
+        assert process.returncode == 3, err
+        lines = (first + out).decode().splitlines()
+        assert lines == [*(str(number) for number in range(100)), "input"]
+        assert (await guest.describe()).agent_restarts == 1
 
 
 async def test_devices_by_hand(guest: Guest, innkeeper: Innkeeper, tmp_path: Path) -> None:

@@ -111,8 +111,7 @@ def test_a_lock_that_the_mirror_outlived_is_resolved_anew(
     old = Lock.parse((built.directory / "packages.lock").read_text(), source="packages.lock")
     old = Lock(request=request.words, entries=old.of(Role.IMAGE, Role.TOOL))
     debs = DebCache(directory=Checkout(root=root).cache / "debs")
-    needs_nothing = dict.fromkeys(recipe.left_out, "99")
-    write_mirror(tmp_path / "mirror", old.entries, debs, newer={"crun": "9:1"} | needs_nothing)
+    write_mirror(tmp_path / "mirror", old.entries, debs, newer={"crun": "9:1"})
     progress = Silent()
     resolver = Resolver(
         cache=DebCache(directory=tmp_path / "debs"),
@@ -127,22 +126,41 @@ def test_a_lock_that_the_mirror_outlived_is_resolved_anew(
     assert progress.warnings == [f"the mirror no longer has {crun.pin}; resolving packages anew"]
 
 
-def test_the_disk_with_our_serial_is_root_whatever_others_call_themselves(
-    built: Image, tmp_path: Path
-) -> None:
-    """A workload's disk may carry the root's label; here even all of its content."""
-    script = "#!/usr/bin/busybox sh\nbusybox mount -t proc p /proc\n"
-    script += "echo root: $(busybox grep ' / ' /proc/self/mounts)\n"
-    script += "busybox poweroff -f\n"
-    overlay = tmp_path / "overlay/usr/lib/innkeeper"
-    overlay.mkdir(parents=True)
-    (overlay / "init").write_text(script)
-    (overlay / "init").chmod(0o755)
-    made = build(BuildOptions(overlays=(tmp_path / "overlay",), out=tmp_path / "out"), Silent())
+@pytest.fixture(scope="module")
+def console(built: Image, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a guest shows whose PID 1 is a script of an overlay.
+
+    Its root is the second disk. The first has all that the root has, its label too.
+    """
+    overlay = tmp_path_factory.mktemp("overlay")
+    home = overlay / "usr/lib/innkeeper"
+    (home / "site-packages").mkdir(parents=True)
+    (home / "site-packages/typing_extensions.py").write_text("print('the overlay is imported')\n")
+    (home / "init").write_text(_INIT)
+    (home / "init").chmod(0o755)
+    out = tmp_path_factory.mktemp("out")
+    made = build(BuildOptions(overlays=(overlay,), out=out), Silent())
     decoy = _disk(built.root_path, "decoy", "05")
     right = _disk(made.root_path, "innkeeper-root", "06")
-    console = _boot(made, *decoy, *right)
+    return _boot(made, *decoy, *right)
+
+
+_INIT = """#!/usr/bin/busybox sh
+busybox mount -t proc proc /proc
+echo "root: $(busybox grep ' / ' /proc/mounts)"
+/usr/bin/python3 -IS /usr/lib/innkeeper/run typing_extensions
+busybox poweroff -f
+"""
+
+
+def test_the_disk_with_our_serial_is_root_whatever_others_call_themselves(console: str) -> None:
+    """A workload's disk may carry the root's label."""
     assert "root: /dev/vdb / ext4 ro" in console
+
+
+def test_what_an_overlay_replaces_is_compiled_anew(console: str) -> None:
+    """The guest never compares byte code with its source, so old byte code would win."""
+    assert "the overlay is imported" in console
 
 
 def test_without_a_root_disk_the_guest_says_so_and_powers_off(built: Image) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from agent.core.pci import Bdf
-from agent.core.verdict import Failed, Verdict
+from agent.core.verdict import Failed, NotYet, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +69,16 @@ def describe(tree: SysfsTree, function: PciFunction) -> str:
     )
 
 
+def absent(tree: SysfsTree, function: PciFunction, what: str, near: tuple[str, ...]) -> NotYet:
+    """The function is there and has no such part so far, maybe for want of a driver."""
+    waiting = tuple(_driverless(tree, function.directory))
+    return NotYet(
+        evidence=f"{describe(tree, function)}{_driver_notes(tree, waiting)}; no {what}",
+        near=near,
+        driverless=waiting,
+    )
+
+
 def refusal(tree: SysfsTree, function: PciFunction) -> Failed | None:
     """Why no driver will ever serve this function, where the kernel lets us know."""
     for child in _devices_in(tree, function.directory):
@@ -103,13 +113,30 @@ def iommu_group(tree: SysfsTree, function: PciFunction) -> int | None:
     return int(name) if name is not None and name.isdecimal() else None
 
 
+def _driverless(tree: SysfsTree, directory: Path) -> Iterator[Path]:
+    """The device and those below it that could have a driver and have none."""
+    if tree.wanted_driver(directory) is not None:
+        yield directory
+    for path in _devices_in(tree, directory):
+        yield from _driverless(tree, path)
+
+
 def _devices_in(tree: SysfsTree, directory: Path) -> list[Path]:
-    paths = (directory / name for name in tree.names(directory) if name not in _NO_DEVICES)
     return [
         path
-        for path in paths
-        if not Bdf.is_name(path.name) and path.is_dir() and not path.is_symlink()
+        for path in tree.subdirectories(directory)
+        if path.name not in _NO_DEVICES and not Bdf.is_name(path.name)
     ]
+
+
+def _driver_notes(tree: SysfsTree, waiting: tuple[Path, ...]) -> str:
+    """What came of looking for the drivers that are missing."""
+    notes = (
+        f"; no driver for {path.name}: {note}"
+        for path in waiting
+        if (note := tree.driver_notes.get(tree.wanted_driver(path) or ""))
+    )
+    return "".join(notes)
 
 
 def _child(tree: SysfsTree, path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from agent.core.errors import Reason
 from agent.core.model import BlockExpectation, BlockInfo, DeviceNode, NodeType
 from agent.core.verdict import Failed, NotYet, Ready, SlowRead, Verdict
-from agent.handlers.devices.base import DeviceClass, Found, describe, devices_below, refusal
+from agent.handlers.devices.base import DeviceClass, Found, absent, devices_below, refusal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,8 +44,7 @@ class BlockDevices(DeviceClass[BlockExpectation]):
         near = (tree.devpath(function.directory), _NVME_HEADS)
         disks = _disks(tree, function.directory)
         if not disks:
-            missing = NotYet(evidence=f"{describe(tree, function)}; no disk", near=near)
-            return refusal(tree, function) or missing
+            return refusal(tree, function) or absent(tree, function, "disk", near)
         verdicts = [_judge(tree, disk, expected, near) for disk in disks]
         fitting = [verdict for verdict in verdicts if isinstance(verdict, Ready)]
         if len(fitting) > 1:

@@ -57,13 +57,16 @@ class Bundle:
     def write_config(self, text: str) -> None:
         self._write(self.path / "config.json", text)
 
-    def first_process(self) -> dict[str, Any]:
-        """The process object of the container's first process, as the runtime got it."""
-        config = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        return dict(config["process"])
+    def config(self) -> dict[str, Any]:
+        """The specification, as the runtime got it."""
+        return dict(json.loads((self.path / "config.json").read_text(encoding="utf-8")))
 
     def exec_pid_file(self, exec_id: str) -> Path:
         return self.path / f"exec-{exec_id}.pid"
+
+    def exec_pid(self, exec_id: str) -> int:
+        """The pid that the runtime wrote, 0 when it didn't come so far."""
+        return read_pid(self.exec_pid_file(exec_id)) or 0
 
     def write_exec(self, exec_id: str, text: str) -> Path:
         path = self.path / f"exec-{exec_id}.json"
@@ -118,13 +121,26 @@ class Bundle:
 
     def remove(self) -> None:
         """Only files of the agent's are in it by now: what was mounted there is not."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        try:
+            shutil.rmtree(self.path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise kernel_refused(error, doing=f"remove the bundle {self.path}") from error
 
     def _write(self, path: Path, text: str) -> None:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise kernel_refused(error, doing=f"write {path}", reason=Reason.NO_SPACE) from error
+
+
+def read_pid(path: Path) -> int | None:
+    """A pid file's number; None when it is not there or not whole."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 async def check_root_directory(files: Files, path: str, deadline: Deadline) -> None:

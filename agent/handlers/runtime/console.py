@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import os
 import socket
@@ -41,7 +42,7 @@ class ConsoleSocket:
                 connection, _ = await loop.sock_accept(self._listener)
                 with connection:
                     await _readable(connection)
-                    _, fds, _, _ = socket.recv_fds(connection, 4096, 4, socket.MSG_CMSG_CLOEXEC)
+                    _, fds, _, _ = socket.recv_fds(connection, 4096, 4)
         except TimeoutError:
             raise timed_out("the runtime sent no terminal in time") from None
         return _only_a_master(fds)
@@ -68,6 +69,8 @@ def _only_a_master(fds: list[int]) -> int:
     for fd in others:
         os.close(fd)
     if master >= 0 and os.fstat(master).st_rdev == _MASTER:
+        # Not by a flag of recv_fds, which ignores its flags.
+        fcntl.fcntl(master, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
         os.set_blocking(master, False)
         return master
     if master >= 0:

@@ -180,7 +180,7 @@ class Containers:
         )
         config = oci.complete(spec, around)
         bundle.write_config(oci.to_json(config))
-        await self._launch(container, terminal=has_terminal(config["process"]), deadline=deadline)
+        await self._launch(container, config, deadline)
 
     def _hold_devices(self, request: ContainerRequest) -> tuple[GrantedNode, ...]:
         found: tuple[GrantedNode, ...] = ()
@@ -196,12 +196,14 @@ class Containers:
         await check_root_directory(self._context.files, request.rootfs.path, deadline)
         return request.rootfs.path
 
-    async def _launch(self, container: Container, *, terminal: bool, deadline: Deadline) -> None:
+    async def _launch(
+        self, container: Container, config: dict[str, Any], deadline: Deadline
+    ) -> None:
         record = ProcessRecord(
             container_id=container.id,
             fingerprint=container.record.fingerprint,
             cgroup=container.record.cgroup,
-            terminal=terminal,
+            terminal=has_terminal(config["process"]),
             after=await self._context.exits.note(),
         )
         process = container.processes[""] = self.new_process(record)
@@ -229,7 +231,8 @@ class Containers:
 
     async def _start(self, container_id: str, deadline: Deadline) -> ContainerStatus:
         container = self.table.container(container_id)
-        if container.state is ContainerState.RUNNING and container.record.phase is Phase.STARTED:
+        # Also when it has ended meanwhile: a host that lost the answer asks again.
+        if container.record.phase is Phase.STARTED:
             return container.status
         container.require(ContainerState.CREATED, "start it")
         container.mark(Phase.STARTING)
@@ -258,6 +261,7 @@ class Containers:
 
     async def _remove(self, container_id: str, grace: float, deadline: Deadline) -> None:
         container = self.table.container(container_id)
+        announced = container.record.phase is not Phase.CREATING
         with contextlib.suppress(AgentError):
             # A full run directory must not keep anyone from making space.
             container.mark(Phase.REMOVING)
@@ -272,7 +276,8 @@ class Containers:
             raise _not_removed(container_id, undo)
         self._context.state.delete(ContainerRecord.KIND, container_id)
         self.table.remove(container)
-        self._context.events.publish("container_removed", container_id)
+        if announced:
+            self._context.events.publish("container_removed", container_id)
 
     def _exited(self, process: Process) -> None:
         ref, end = process.record.ref, process.exit

@@ -18,7 +18,7 @@ from agent.core.errors import AgentError, Code, Reason
 from agent.handlers.runtime.runtime import CreateCall, ExecCall, RuntimeState, Stdio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from agent.core.deadlines import Deadline
@@ -59,6 +59,9 @@ class Crun:
     async def delete(self, container_id: str, deadline: Deadline) -> None:
         if self._knows(container_id):
             await self._call("delete", ["--force", "--", container_id], deadline)
+
+    def recognizes(self, arguments: Sequence[str]) -> bool:
+        return str(self._state_root) in arguments and "--cgroup-manager=cgroupfs" in arguments
 
     def _knows(self, container_id: str) -> bool:
         """crun makes this directory before anything else and removes it last."""

@@ -24,7 +24,7 @@ from agent.linux import splicing, terminals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.handlers.runtime.pulse import Space
+    from agent.handlers.runtime.space import Space
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +224,9 @@ class InputFeed:
         try:
             self._size += os.pwrite(self._spool, data, self._size)
         except OSError as error:
+            if error.errno == errno.ENOSPC and self._space.reclaim():
+                self._append(data)
+                return
             if error.errno != errno.ENOSPC:
                 raise kernel_refused(error, doing="spool input") from error
             raise exhausted(

@@ -19,6 +19,7 @@ from agent.linux import pseudo
 if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
     from agent.core.roots import Roots
+    from agent.handlers.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -27,19 +28,20 @@ _PATIENCE = 5.0
 """Seconds from SIGKILL until a process that stays is left alone."""
 
 
-async def wait_for_leftovers(roots: Roots, deadline: Deadline) -> None:
-    """Return when every process that a dead agent left in our cgroup has ended."""
-    pidfds = [fd for pid in _leftovers(roots) if (fd := _open(pid)) >= 0]
+async def wait_for_leftovers(roots: Roots, runtime: Runtime, deadline: Deadline) -> None:
+    """Return when every runtime call that a dead agent left in our cgroup has ended."""
+    calls = [pid for pid in _leftovers(roots) if runtime.recognizes(_arguments(roots, pid))]
+    pidfds = [fd for pid in calls if (fd := _open(pid)) >= 0]
     with contextlib.ExitStack() as stack:
         for fd in pidfds:
             stack.callback(os.close, fd)
         running = await _wait(pidfds, deadline.left())
         for fd in running:
-            log.warning("a process that an earlier agent left doesn't end: it is killed")
+            log.warning("a runtime call of an earlier agent doesn't end: it is killed")
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         if running and await _wait(running, _PATIENCE):
-            log.error("a process that an earlier agent left doesn't end even after SIGKILL")
+            log.error("a runtime call of an earlier agent doesn't end even after SIGKILL")
 
 
 def _leftovers(roots: Roots) -> list[int]:
@@ -49,6 +51,10 @@ def _leftovers(roots: Roots) -> list[int]:
         return []
     members = Cgroup(roots, own[0]).members()
     return [pid for pid in members if pid != os.getpid() and _parent(roots, pid) == _INIT]
+
+
+def _arguments(roots: Roots, pid: int) -> list[str]:
+    return (pseudo.read_optional(roots.proc / str(pid) / "cmdline") or "").split("\0")
 
 
 def _parent(roots: Roots, pid: int) -> int:

@@ -15,7 +15,7 @@ from agent.linux import splicing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.handlers.runtime.pulse import Space
+    from agent.handlers.runtime.space import Space
     from agent.handlers.runtime.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -126,6 +126,8 @@ class OutputPump:
         if self._source is not None and not self._watching and self.spool.room() > 0:
             self._loop.add_reader(self._source.fileno(), self._readable)
             self._watching = True
+            # A terminal's bytes may lie in our own pipe, which the loop doesn't watch.
+            self._loop.call_soon(self._readable)
 
     def process_ended(self) -> None:
         """The end comes with the pipe's own, or after the grace with what lies in it then:
@@ -135,8 +137,6 @@ class OutputPump:
 
     def cut(self) -> None:
         """Take what lies there now, and end."""
-        if self._source is None:
-            return
         self._last_byte = self.spool.size + REST
         self._readable()
 
@@ -151,6 +151,8 @@ class OutputPump:
         self.spool.close()
 
     def _readable(self) -> None:
+        if self._source is None:
+            return
         try:
             moved = self._move()
         except BlockingIOError:
@@ -169,7 +171,7 @@ class OutputPump:
             self._changed()
             if self._last_byte is not None:
                 # Not by the loop alone: it stops calling when a reader has to make room first.
-                self._loop.call_soon(self._go_on_cutting)
+                self._loop.call_soon(self._readable)
 
     def _move(self) -> int | None:
         """Bytes moved, 0 at the end, None when the readers must come first."""
@@ -182,13 +184,12 @@ class OutputPump:
             return None
         return self._source.move(self.spool.fd, self.spool.size, count)
 
-    def _go_on_cutting(self) -> None:
-        if self._source is not None:
-            self._readable()
-
     def _stall(self, error: OSError) -> None:
         """A full tmpfs stops this stream until space is given back; else it is lost."""
         if error.errno == errno.ENOSPC:
+            if self._space.reclaim():
+                self._loop.call_soon(self._readable)
+                return
             log.warning("%s: the spools are full; its process has to wait", self.spool.path)
             self._pause()
             self._space.stalled(self.resume)

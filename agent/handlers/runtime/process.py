@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agent.core.errors import AgentError
 from agent.core.exits import Expectation
 from agent.core.model import ProcessExit
+from agent.handlers.runtime.bundle import read_pid
 from agent.handlers.runtime.cgroup import open_member
 from agent.handlers.runtime.streams import Streams
 
@@ -67,9 +68,8 @@ class Process:
 
     def find_pid(self, pid_file: Path) -> bool:
         """Take the pid from where the runtime wrote it, if it came so far."""
-        try:
-            pid = int(pid_file.read_text(encoding="ascii"))
-        except (OSError, ValueError):
+        pid = read_pid(pid_file)
+        if pid is None:
             return False
         self.record = replace(self.record, pid=pid)
         self.save()
@@ -103,6 +103,8 @@ class Process:
 
     def close_input(self, offset: int) -> None:
         """The end is saved before it takes effect: a later agent must know of it."""
+        if self.record.input_end == offset:
+            return
         self.streams.check_input_end(offset)
         if self.record.input_end is None:
             self.record = replace(self.record, input_end=offset)

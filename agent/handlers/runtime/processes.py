@@ -161,7 +161,7 @@ class Processes:
             return _repeated(known, request)
         container.require(ContainerState.RUNNING, "run a process in it")
         await self._containers.retention.make_room(container)
-        whole = exec_defaults(wanted, container.bundle.first_process())
+        whole = exec_defaults(wanted, container.bundle.config()["process"])
         process = self._containers.new_process(
             ProcessRecord(
                 container_id=container.id,
@@ -174,11 +174,13 @@ class Processes:
         )
         async with UndoStack(f"exec {process.record.key}") as undo:
             undo.push("forget it", process.forget)
-            undo.push("end it", lambda: process.signal(signals.SIGKILL))
+            undo.push("remove its files", lambda: container.bundle.remove_exec(request.exec_id))
+            undo.push("end it", lambda: self._end(container, process))
             container.processes[request.exec_id] = process
             undo.push("forget its name", lambda: container.processes.pop(request.exec_id, None))
             await self._launch(container, process, whole, deadline)
             undo.commit()
+        container.bundle.remove_exec(request.exec_id)
         return process.pid
 
     async def _launch(
@@ -195,10 +197,14 @@ class Processes:
             )
             return await self._context.runtime.exec(call, deadline)
 
-        try:
-            await launch(self._context, process, make, deadline)
-        finally:
-            bundle.remove_exec(exec_id)
+        await launch(self._context, process, make, deadline)
+
+    def _end(self, container: Container, process: Process) -> None:
+        """Kill what came of a failed exec; the runtime may have been cut off after its work."""
+        record = process.record
+        pid = process.pid or container.bundle.exec_pid(record.exec_id)
+        if pid:
+            signal_member(self._context.roots, pid, record.cgroup, signals.SIGKILL)
 
     def _whole_container(self, ref: ProcessRef) -> Container:
         if ref.exec_id:

@@ -112,5 +112,12 @@ class ProcessRecord:
 
 def fingerprint(request: ContainerRequest | ExecRequest) -> str:
     """Tells the same request from another one, without keeping it: specifications are big."""
-    same = dataclasses.replace(request, timeout=None)
-    return hashlib.sha256(repr(same).encode("utf-8", "surrogatepass")).hexdigest()
+    if isinstance(request, ContainerRequest):
+        request = dataclasses.replace(request, spec=_digest(request.spec), timeout=None)
+    else:
+        request = dataclasses.replace(request, process=_digest(request.process), timeout=None)
+    return _digest(repr(request).encode("utf-8", "surrogatepass")).hex()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

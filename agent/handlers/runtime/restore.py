@@ -35,7 +35,7 @@ R = TypeVar("R", ContainerRecord, ProcessRecord)
 
 async def restore(context: RuntimeContext, containers: Containers) -> None:
     """Take over everything; needs the exit watcher started, devices and storages restored."""
-    await wait_for_leftovers(context.roots, Deadline.after(_PATIENCE))
+    await wait_for_leftovers(context.roots, context.runtime, Deadline.after(_PATIENCE))
     found = [Container(context, record) for record in _load(context, ContainerRecord)]
     by_id = {container.id: container for container in found}
     for record in _load(context, ProcessRecord):
@@ -54,7 +54,7 @@ async def _restore_one(
     containers.table.add(container)
     _hold_again(context, container)
     for process in tuple(container.processes.values()):
-        await _restore_process(container, process)
+        await _restore_process(containers, container, process)
     match container.record.phase:
         case Phase.CREATING | Phase.REMOVING:
             containers.take_back(container)
@@ -64,11 +64,13 @@ async def _restore_one(
             pass
 
 
-async def _restore_process(container: Container, process: Process) -> None:
+async def _restore_process(containers: Containers, container: Container, process: Process) -> None:
     exec_id = process.record.exec_id
     pid_file = container.bundle.exec_pid_file(exec_id) if exec_id else container.bundle.pid_file
     if process.pid or process.find_pid(pid_file):
         await process.adopt()
+        if exec_id and process.exit is not None:
+            containers.retention.exited(process)
     elif exec_id:
         # The runtime had not made it, and its caller got no answer.
         del container.processes[exec_id]

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from agent.core.deadlines import Deadline
@@ -77,6 +78,10 @@ class Runtime(Protocol):
 
     async def state(self, container_id: str, deadline: Deadline) -> RuntimeState | None:
         """None for a container that the runtime doesn't know."""
+        ...
+
+    def recognizes(self, arguments: Sequence[str]) -> bool:
+        """Whether a process with these arguments is a call of this runtime for us."""
         ...
 
     async def delete(self, container_id: str, deadline: Deadline) -> None:

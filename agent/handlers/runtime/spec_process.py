@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import TYPE_CHECKING, Any
 
 from agent.handlers.runtime.specjson import Json, bad_spec
@@ -24,6 +25,8 @@ _LONGEST_COMMAND_LINE = 2 * 1024 * 1024
 _POINTER = 8
 
 _NOT_DONE = "execCPUAffinity"
+
+_OPEN_FILES = 1024
 
 _INHERITED = (
     "cwd",
@@ -82,6 +85,7 @@ def has_terminal(process: dict[str, Any]) -> bool:
 def container_defaults(process: dict[str, Any]) -> dict[str, Any]:
     """The process with what a container's first process usually has, where it is silent."""
     terminal = ["TERM=xterm"] if has_terminal(process) else []
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     defaults = {
         "cwd": "/",
         "user": {"uid": 0, "gid": 0},
@@ -89,6 +93,15 @@ def container_defaults(process: dict[str, Any]) -> dict[str, Any]:
         "capabilities": {
             which: list(_CAPABILITIES) for which in ("bounding", "effective", "permitted")
         },
+        # Not the agent's own, which has as many as there may be: programs that use select(2)
+        # or close all descriptors they could have expect the usual limit.
+        "rlimits": [
+            {
+                "type": "RLIMIT_NOFILE",
+                "soft": min(_OPEN_FILES, most_files),
+                "hard": most_files,
+            }
+        ],
         # Not the agent's own, which is protected from the out-of-memory killer.
         "oomScoreAdj": 0,
     }

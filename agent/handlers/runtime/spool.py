@@ -11,6 +11,8 @@ call. What is kept, with a window of W bytes (1 MiB unless configured):
   connection with some of them on the way. A host that acknowledges output has
   all kept that it did not acknowledge, up to 2 W, and then the process waits.
 * With several readers the slowest counts.
+* When the tmpfs is full, all streams give up what their readers have had (what
+  is acknowledged, where that is known) before a process has to wait for it.
 
 Whole pages are given back, so a little more may be kept.
 """
@@ -26,7 +28,7 @@ from agent.linux import splicing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.handlers.runtime.pulse import Space
+    from agent.handlers.runtime.space import Space
 
 _TRIM_STEP = 64 * 1024
 """Give memory back in steps of this, not page by page."""
@@ -54,8 +56,10 @@ class Spool:
         # Where an earlier agent's readers were isn't known: what they had is kept again.
         self._read = self.kept
         self._acknowledged: int | None = None
+        space.givers.add(self)
 
     def close(self) -> None:
+        self._space.givers.discard(self)
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -96,6 +100,11 @@ class Spool:
         self._acknowledged = max(self._acknowledged or 0, offset)
         self._trim()
 
+    def give_back(self) -> bool:
+        """Keep no more than what readers have not had; whether that was less than before."""
+        read = self._slowest()
+        return self._punch(read if self._acknowledged is None else self._floor(read), step=1)
+
     def _slowest(self) -> int:
         return min((cursor.position for cursor in self._cursors), default=self._read)
 
@@ -105,11 +114,18 @@ class Spool:
         return min(self._acknowledged, read)
 
     def _trim(self) -> None:
-        end = self._floor(self._slowest()) // splicing.PAGE * splicing.PAGE
-        if self.fd >= 0 and end - self.kept >= _TRIM_STEP:
-            splicing.punch_hole(self.fd, self.kept, end - self.kept)
-            self.kept = end
+        freed = self._punch(self._floor(self._slowest()), step=_TRIM_STEP)
+        if freed or (self._space.short and self.give_back()):
             self._space.freed()
+
+    def _punch(self, end: int, *, step: int) -> bool:
+        """Give back the whole pages below `end`, when they are at least `step` bytes."""
+        end = end // splicing.PAGE * splicing.PAGE
+        if self.fd < 0 or end - self.kept < step:
+            return False
+        splicing.punch_hole(self.fd, self.kept, end - self.kept)
+        self.kept = end
+        return True
 
 
 def _not_kept(spool: Spool, offset: int) -> AgentError:

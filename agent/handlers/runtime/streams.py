@@ -31,8 +31,9 @@ from agent.handlers.runtime.outputs import (
     Source,
     TerminalSource,
 )
-from agent.handlers.runtime.pulse import Pulse, Space
+from agent.handlers.runtime.pulse import Pulse
 from agent.handlers.runtime.runtime import Stdio
+from agent.handlers.runtime.space import Space
 from agent.handlers.runtime.spool import Spool
 from agent.linux import splicing, terminals
 
@@ -107,7 +108,12 @@ class Streams:
     @property
     def input_offset(self) -> int:
         """Where the host's next input byte goes."""
-        return self._input.acknowledged if self._input is not None else 0
+        if self._input is not None:
+            return self._input.acknowledged
+        try:
+            return (self._directory / _STDIN).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     @property
     def all_read(self) -> bool:
@@ -263,10 +269,8 @@ class Streams:
             raise kernel_refused(error, doing="make the spools of a process") from error
 
     async def _store_all(self) -> None:
-        keeper = self._home.keeper
-        async with asyncio.TaskGroup() as group:
-            for part, fd in self._ours.items():
-                group.create_task(keeper.store(self._prefix + part, fd))
+        for part, fd in self._ours.items():
+            await self._home.keeper.store(self._prefix + part, fd)
 
     def _start_outputs(self) -> None:
         if self.terminal:

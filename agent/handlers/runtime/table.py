@@ -102,7 +102,8 @@ class ContainerTable:
     def process(self, ref: ProcessRef) -> Process:
         """Raises UNKNOWN_CONTAINER, UNKNOWN_PROCESS."""
         found = self.container(ref.container_id).processes.get(ref.exec_id)
-        if found is None:
+        # Without a pid it is not made yet, or never will be.
+        if found is None or not found.pid:
             raise not_found(
                 f"container {ref.container_id} has no process {ref.exec_id!r}",
                 reason=Reason.UNKNOWN_PROCESS,

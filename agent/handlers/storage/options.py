@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 # mount(2) copies one page of data and cuts what is longer without a word.
 DATA_LIMIT = 4095
 
-_I_VERSION = MountFlag(1 << 23)
 _NONE = MountFlag(0)
 _ATIME = MountFlag.NOATIME | MountFlag.RELATIME | MountFlag.STRICTATIME
 
@@ -54,8 +53,8 @@ _FLAGS: dict[str, tuple[MountFlag, MountFlag]] = {
     "diratime": (_NONE, MountFlag.NODIRATIME),
     "lazytime": (MountFlag.LAZYTIME, _NONE),
     "nolazytime": (_NONE, MountFlag.LAZYTIME),
-    "iversion": (_I_VERSION, _NONE),
-    "noiversion": (_NONE, _I_VERSION),
+    "iversion": (MountFlag.I_VERSION, _NONE),
+    "noiversion": (_NONE, MountFlag.I_VERSION),
     "silent": (MountFlag.SILENT, _NONE),
     "loud": (_NONE, MountFlag.SILENT),
     "nosymfollow": (MountFlag.NOSYMFOLLOW, _NONE),

@@ -92,9 +92,10 @@ class ContainersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Start(self, request, context):
-        """Starts the container's process. Only from the state CREATED
-        (FAILED_PRECONDITION, WRONG_STATE, otherwise); a second start of a running
-        container is answered with its status.
+        """Starts the container's process. A container that was started before is
+        answered with its status, also when it has ended meanwhile, so that a host
+        that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
+        its process ended before it was ever started.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

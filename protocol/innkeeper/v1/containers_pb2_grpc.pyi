@@ -40,9 +40,10 @@ class ContainersStub:
     leaves nothing behind.
     """
     Start: _grpc.UnaryUnaryMultiCallable[_containers_pb2.StartContainerRequest, _containers_pb2.ContainerStatus]
-    """Starts the container's process. Only from the state CREATED
-    (FAILED_PRECONDITION, WRONG_STATE, otherwise); a second start of a running
-    container is answered with its status.
+    """Starts the container's process. A container that was started before is
+    answered with its status, also when it has ended meanwhile, so that a host
+    that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
+    its process ended before it was ever started.
     """
     Update: _grpc.UnaryUnaryMultiCallable[_containers_pb2.UpdateContainerRequest, _containers_pb2.ContainerStatus]
     """Changes limits and device grants of a running container."""
@@ -69,9 +70,10 @@ class ContainersAsyncStub(ContainersStub):
     leaves nothing behind.
     """
     Start: _aio.UnaryUnaryMultiCallable[_containers_pb2.StartContainerRequest, _containers_pb2.ContainerStatus]  # type: ignore[assignment]
-    """Starts the container's process. Only from the state CREATED
-    (FAILED_PRECONDITION, WRONG_STATE, otherwise); a second start of a running
-    container is answered with its status.
+    """Starts the container's process. A container that was started before is
+    answered with its status, also when it has ended meanwhile, so that a host
+    that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
+    its process ended before it was ever started.
     """
     Update: _aio.UnaryUnaryMultiCallable[_containers_pb2.UpdateContainerRequest, _containers_pb2.ContainerStatus]  # type: ignore[assignment]
     """Changes limits and device grants of a running container."""
@@ -107,9 +109,10 @@ class ContainersServicer(metaclass=_abc_1.ABCMeta):
         request: _containers_pb2.StartContainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_containers_pb2.ContainerStatus, _abc.Awaitable[_containers_pb2.ContainerStatus]]:
-        """Starts the container's process. Only from the state CREATED
-        (FAILED_PRECONDITION, WRONG_STATE, otherwise); a second start of a running
-        container is answered with its status.
+        """Starts the container's process. A container that was started before is
+        answered with its status, also when it has ended meanwhile, so that a host
+        that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
+        its process ended before it was ever started.
         """
 
     @_abc_1.abstractmethod

@@ -485,7 +485,7 @@ Global___OutputFrame: _TypeAlias = OutputFrame  # noqa: Y015
 
 @_typing.final
 class InputAck(_message.Message):
-    """Input that is kept."""
+    """Input that is kept. It also answers close_input, with the whole length."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

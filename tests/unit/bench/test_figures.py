@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from bench.boot import boot_samples, memory_samples
 from bench.figures import Figure, Sample, gather, percentile
 from bench.plugs import kernel_parts, split
-
 from innkeeper.v1 import host_pb2, sandbox_pb2
 
 pytestmark = [pytest.mark.unit, pytest.mark.operations]

@@ -63,3 +63,17 @@ def test_the_guests_wheels_are_what_the_protocol_needs(root: Path) -> None:
     path = root / "guest-image/wheels.lock"
     names = {wheel.name for wheel in parse_wheels_lock(path.read_text(), source=str(path))}
     assert {"grpcio", "protobuf", "grpcio-health-checking", "grpcio-reflection"} <= names
+
+
+def test_host_and_guest_speak_through_the_same_versions(root: Path) -> None:
+    """Generated code refuses a protobuf older than itself: both sides get what it was made for."""
+    path = root / "guest-image/wheels.lock"
+    guest = {
+        wheel.name: wheel.version for wheel in parse_wheels_lock(path.read_text(), source=str(path))
+    }
+    host = dict(
+        line.split()[0].split("==", 1)
+        for line in (root / "requirements.lock").read_text().splitlines()
+        if "==" in line
+    )
+    assert guest == {name: host[name] for name in guest}

@@ -8,47 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.pid1 import entropy, hostname, launch, modules, mounts
+from agent.pid1 import entropy, hostname, launch, mounts
 from agent.pid1.launch import Launch
 
 pytestmark = [pytest.mark.unit, pytest.mark.boot]
-
-
-def test_modules_of_the_image_and_of_the_command_line() -> None:
-    listed = "virtio_net\n# a comment\n\n  overlay  # why\nvirtio_net\n"
-    names, strange = modules.wanted(listed, "fuse,overlay,,../x,-r,vfio-pci")
-    assert names == ["virtio_net", "overlay", "fuse", "vfio-pci"]
-    assert strange == ["../x", "-r"]
-
-
-def program(path: Path, script: str) -> str:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_what_modprobe_complains_about_is_a_warning_each(tmp_path: Path) -> None:
-    modprobe = program(
-        tmp_path / "modprobe",
-        'for name in "$@"; do echo "modprobe: FATAL: $name" >&2; done; exit 1',
-    )
-    loading = modules.start(modprobe, ["one", "two"])
-    warnings = modules.finish(loading, 10.0)
-    assert warnings[-2:] == ["modprobe: FATAL: one", "modprobe: FATAL: two"]
-
-
-def test_a_modprobe_that_hangs_is_given_up(tmp_path: Path) -> None:
-    modprobe = program(tmp_path / "modprobe", "exec sleep infinity")
-    loading = modules.start(modprobe, ["one"])
-    (warning,) = modules.finish(loading, 0.05)
-    assert "had not ended after 0.05 s" in warning
-    # Only in a test: in PID 1 the reaper takes it.
-    os.waitpid(loading.pid, 0) if os.path.exists(f"/proc/{loading.pid}") else None
-
-
-def test_a_missing_modprobe_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        modules.start(str(tmp_path / "missing"), ["one"])
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,18 @@ async def test_an_answer_that_was_lost_on_its_way_is_undone_in_the_guest(bench: 
     bench.assert_untouched()
 
 
+async def test_a_device_that_has_the_id_in_the_guest_is_left_alone(bench: Bench) -> None:
+    """Somebody attached a disk that was there from the start under that id."""
+    bench.guest.attached["data"] = "05"
+    with pytest.raises(ShimError, match="ID_IN_USE") as caught:
+        await bench.plug()
+    assert caught.value.code is grpc.StatusCode.ALREADY_EXISTS
+    assert bench.guest.calls == ["attach data"]
+    assert bench.guest.attached == {"data": "05"}
+    assert bench.qemu.devices == {}
+    assert bench.states() == {}
+
+
 async def test_unplug_of_a_device_that_is_coming_is_refused(bench: Bench) -> None:
     bench.guest.holds.clear()
     plug = asyncio.create_task(bench.plug())
@@ -304,6 +316,40 @@ async def test_a_device_in_use_stays_plugged(bench: Bench) -> None:
     assert bench.states() == {"data": "plugged"}
 
 
+async def test_a_device_that_the_agent_has_forgotten_can_still_be_unplugged(bench: Bench) -> None:
+    await bench.plug()
+    bench.guest.attached.clear()
+    await bench.plugger.unplug("data", LIMIT)
+    bench.assert_untouched()
+
+
+async def test_an_agent_that_does_not_answer_in_time_leaves_it_plugged(bench: Bench) -> None:
+    """A paused guest: nothing was asked of QEMU, so nothing is pending there."""
+    await bench.plug()
+    bench.guest.hangs.add("prepare")
+    with refused(Reason.OPERATION_TIMED_OUT):
+        await bench.plugger.unplug("data", 0.05)
+    await _until_idle(bench)
+    assert bench.guest.calls[-1] == "cancel data"
+    assert bench.states() == {"data": "plugged"}
+    assert "device_del" not in bench.qemu.commands
+
+
+async def test_a_device_that_vanishes_while_the_agent_refuses_is_forgotten(bench: Bench) -> None:
+    await bench.plug()
+    bench.guest.hangs.add("prepare")
+    unplug = asyncio.create_task(bench.plugger.unplug("data", LIMIT))
+    await _until_idle(bench)
+    bench.qemu.release("dev-data")
+    await _until_idle(bench)
+    bench.guest.hangs.clear()
+    unplug.cancel()
+    await bench.qemu.until("blockdev-del")
+    await asyncio.gather(unplug, return_exceptions=True)
+    await _until_idle(bench)
+    bench.assert_untouched()
+
+
 async def test_a_device_del_that_qemu_refuses_leaves_it_plugged(bench: Bench) -> None:
     await bench.plug()
     bench.qemu.refuse["device_del"] = "Bus 'port0' does not support hotplugging"
@@ -344,11 +390,13 @@ async def test_a_cancelled_unplug_is_finished_when_the_guest_lets_go(bench: Benc
 
 async def test_a_guest_that_is_away_at_the_end_is_told_before_the_next_plug(bench: Bench) -> None:
     await bench.plug()
-    bench.guest.refuse["complete"] = ShimError(Reason.AGENT_AWAY, "away")
+    bench.guest.refuse["has"] = ShimError(Reason.AGENT_AWAY, "away")
     await bench.plugger.unplug("data", LIMIT)
     assert bench.qemu.devices == {}
     assert "data" in bench.guest.attached
-    del bench.guest.refuse["complete"]
+    with refused(Reason.AGENT_AWAY):
+        await bench.plug("other")
+    del bench.guest.refuse["has"]
     bench.guest.calls.clear()
     await bench.plug()
     assert bench.guest.calls == ["complete data", "attach data"]

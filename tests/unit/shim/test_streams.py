@@ -67,6 +67,34 @@ async def test_input_that_the_process_refuses_is_dropped() -> None:
     assert buffer.frame(0) == b""
 
 
+async def test_a_new_connection_goes_on_where_the_guest_is() -> None:
+    buffer = InputBuffer()
+    assert buffer.resume(10) == 10
+    buffer.put(b"abcdef")
+    assert buffer.resume(12) == 12
+    assert buffer.frame(12) == b"cdef"
+
+
+async def test_a_guest_that_had_all_of_the_input_may_have_forgotten_how_long_it_was() -> None:
+    """An agent that was killed after the end: only the end has to be said again."""
+    buffer = InputBuffer()
+    buffer.resume(0)
+    buffer.put(b"abcdef")
+    buffer.ended = True
+    buffer.acknowledge(6)
+    assert buffer.resume(0) == 6
+    assert buffer.frame(6) == b""
+
+
+async def test_a_guest_that_lost_acknowledged_input_is_an_error() -> None:
+    buffer = InputBuffer()
+    buffer.resume(0)
+    buffer.put(b"abcdef")
+    buffer.acknowledge(3)
+    with pytest.raises(StreamsError, match="has 3 to 6"):
+        buffer.resume(0)
+
+
 async def test_bytes_that_were_had_before_are_not_passed_on_again() -> None:
     sink = BytesSink()
     cursor = OutputCursor(sink)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import grpc
@@ -131,8 +132,13 @@ def _row(vm: host_pb2.VmDescription) -> tuple[str, ...]:
         str(vm.cpus or "-"),
         output.size(vm.memory) if vm.memory else "-",
         str(vm.qemu_pid or "-"),
-        vm.image or "-",
+        _image_name(vm.image),
     )
+
+
+def _image_name(directory: str) -> str:
+    """Built images are hidden directories, named by flavour and by the hash of their inputs."""
+    return Path(directory).name.lstrip(".") or "-"
 
 
 def _record(vm: host_pb2.VmDescription) -> dict[str, object]:

@@ -17,6 +17,7 @@ from innkeeper.image.kernel import Kernel, module_tree
 from innkeeper.image.layers import cached, key_of, load_tree, save_tree
 from innkeeper.image.lock import Role
 from innkeeper.image.model import ImageError
+from innkeeper.image.own import STDLIB
 from innkeeper.image.toolbox import Toolbox
 from innkeeper.image.tree import Kind, Tree, read_tar
 from innkeeper.image.wheels import SITE_PACKAGES, Wheel, fetch_wheels, unpack_wheels
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from innkeeper.image.progress import Progress
     from innkeeper.image.recipe import Recipe
 
-STDLIB = "usr/lib/python3.13"
 _MERGED_LINKS = ("bin", "sbin", "lib", "lib64")
 _UNPACK = 300.0
 

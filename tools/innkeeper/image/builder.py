@@ -51,7 +51,7 @@ CMDLINE = "cgroup_no_v1=all"
 
 _KEPT_IMAGES = 4
 _KEPT_LAYERS = 3
-_MOST_STEPS = 7
+_MOST_STEPS = 9
 
 
 def build(options: BuildOptions, progress: Progress) -> Image:

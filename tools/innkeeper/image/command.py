@@ -103,9 +103,9 @@ def check(
     """
     console = Console()
     try:
-        image = Image.load((out or find_checkout().images) / flavour)
-        check_image(image)
-        console.print(f"{image.directory}: as it must be", highlight=False)
+        directory = (out or find_checkout().images) / flavour
+        check_image(Image.load(directory))
+        console.print(f"{directory}: as it must be", highlight=False)
     except (ImageError, CommandError) as error:
         _fail(console, error)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HOME = "usr/lib/innkeeper"
 CONTAINER_ROOT = f"{HOME}/rootfs"
-CODE = ("agent", "innkeeper")
+STDLIB = "usr/lib/python3.13"
 
 _COMPONENT = "innkeeper"
 _ROOT_COMPONENT = "container root"
@@ -54,6 +54,7 @@ def read_own(checkout: Checkout, recipe: Recipe, options: BuildOptions) -> Own:
             raise ImageError(f"overlay {path}: no such directory")
         overlays.append(Tree())
         overlays[-1].add_host_directory(path, component=f"overlay: {path.name}")
+        overlays[-1].prune(["*/__pycache__"])
     initrd = Tree()
     for name in ("init", "find-root"):
         content = (checkout.guest_image / "initrd" / name).read_bytes()
@@ -70,8 +71,18 @@ def assemble(base: Base, kernel: KernelLayer, own: Own) -> Tree:
     _add_container_root(tree, base)
     for other in others:
         tree.add_tree(other)
-    tree.add_tree(compile_tree(tree, base.toolbox, *(f"{HOME}/{name}" for name in CODE)))
+    # Also of what an overlay replaced: byte code that is never checked would win over it.
+    sources = Tree()
+    for path in sorted({tree.real(path) for layer in own.trees for path in layer.nodes}):
+        if _is_compiled(path):
+            sources.nodes[path] = tree.nodes[path]
+    tree.add_tree(compile_tree(sources, base.toolbox, "usr"))
     return tree
+
+
+def _is_compiled(path: str) -> bool:
+    ours = path.startswith((f"{HOME}/", f"{STDLIB}/")) and not path.startswith(CONTAINER_ROOT)
+    return ours and path.endswith(".py")
 
 
 def _add_python(tree: Tree, source: Path, at: str) -> None:

@@ -4,8 +4,9 @@ client        for those who want a VM: start_vm, find_vm, list_vms, Vm
 daemon, vm    one VM from its start to its end
 machine       QEMU's command line; topology, disks, accel, link are its parts
 qemu, qmp     the process and its monitor
-plug          devices in and out, one transaction over both sides
+plug, plugged devices in and out, one transaction over both sides
 proxy, guest  the way to the guest's services: everybody's, and the daemon's own
+writing       into streaming calls, without losing how they ended
 host_service  what the daemon answers itself
 statedir      where running VMs are found; images: where built images are
 """

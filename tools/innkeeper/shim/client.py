@@ -290,16 +290,30 @@ async def _follow(
     limit = (spec.boot_timeout or _SLOWEST_BOOT) + _START_LIMIT
     try:
         async with asyncio.timeout(limit), _lines(progress) as lines:
-            async for line in lines:
-                step = parse(line)
-                if on_progress is not None:
-                    on_progress(step)
-                if step.phase is Phase.AGENT:
+            try:
+                if await _report(lines, on_progress):
                     return
+            except ShimError:
+                # Its last words; it ends when it has cleaned up behind itself.
+                await lines.read()
+                raise
     except TimeoutError:
         why = f"VM {spec.name}: its daemon said nothing for {limit:g} s"
         raise ShimError(Reason.BOOT_FAILED, why) from None
     raise _daemon_died(spec, state)
+
+
+async def _report(
+    lines: asyncio.StreamReader, on_progress: Callable[[Progress], None] | None
+) -> bool:
+    """Whether the agent has answered; raises what the daemon says that it failed with."""
+    async for line in lines:
+        step = parse(line)
+        if on_progress is not None:
+            on_progress(step)
+        if step.phase is Phase.AGENT:
+            return True
+    return False
 
 
 def _daemon_died(spec: VmSpec, state: StateDir) -> ShimError:

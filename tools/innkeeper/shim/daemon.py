@@ -62,7 +62,11 @@ class Daemon:
         self._asked_to_stop = asyncio.Event()
 
     async def run(self) -> int:
-        """The process's exit status. The VM's directory is gone afterwards."""
+        """The process's exit status.
+
+        After a failure the pipe for progress stays open until the process ends:
+        that is how its starter knows that the VM's name is free again.
+        """
         self._listen_for_the_end()
         try:
             await self._serve()
@@ -73,8 +77,6 @@ class Daemon:
             _log.exception("a bug")
             self._fail(ShimError(Reason.INTERNAL_ERROR, f"bug in the daemon: {error!r}"))
             return 1
-        finally:
-            self._reporter.close()
         return 0
 
     async def _serve(self) -> None:

@@ -18,7 +18,7 @@ from innkeeper.v1 import devices_pb2, devices_pb2_grpc, sandbox_pb2, sandbox_pb2
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from innkeeper.shim.plug import GuestDisk
+    from innkeeper.shim.plugged import GuestDisk
 
     Answer = TypeVar("Answer")
 
@@ -74,6 +74,19 @@ class Guest:
             f"attach of disk {disk.id}", self._devices.Attach(request, timeout=timeout)
         )
         return answer.attached[0]
+
+    async def has(self, disk: GuestDisk) -> bool:
+        """Whether the disk is in the agent's table: its id, at its place."""
+        request = devices_pb2.GetDeviceRequest(id=disk.id)
+        try:
+            found = await _ask(
+                f"look at device {disk.id}", self._devices.Get(request, timeout=_SHORT_CALL)
+            )
+        except ShimError as error:
+            if error.code is grpc.StatusCode.NOT_FOUND:
+                return False
+            raise
+        return bool(found.pci_path == disk.pci_path)
 
     async def prepare_detach(self, device_id: str) -> None:
         await self._detach(device_id, devices_pb2.DETACH_PHASE_PREPARE)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from innkeeper.shim.disks import DiskFile
 from innkeeper.shim.errors import Reason, ShimError
-from innkeeper.shim.plug import DeviceState, check_timeout
+from innkeeper.shim.plug import check_timeout
+from innkeeper.shim.plugged import DeviceState
 from innkeeper.shim.vm import DEFAULT_GRACE
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from innkeeper.shim.plug import PluggedDisk
+    from innkeeper.shim.plugged import PluggedDisk
     from innkeeper.shim.vm import RunningVm
 
     Context = aio.ServicerContext[Any, Any]
@@ -64,7 +65,7 @@ class HostService(host_pb2_grpc.HostServicer):
             timeout = check_timeout(request.timeout_seconds)
             file = DiskFile.check(request.file, request.format, read_only=request.read_only)
             self._vm.require_running()
-            await self._vm.until_answered()
+            await self._vm.until_answered(timeout)
             usable = await self._vm.parts.plugger.plug(request.id, file, timeout)
             return host_pb2.PlugDiskResponse(attached=usable.attached, usable_micros=usable.micros)
 

@@ -18,126 +18,34 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from innkeeper.shim.disks import serial_for
+import grpc
+
 from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.plugged import DeviceState, Fate, PluggedDisk, Usable, new_fate, settle
 from innkeeper.shim.qmp import QemuRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from innkeeper.shim.disks import DiskFile
+    from innkeeper.shim.plugged import GuestDevices, GuestDisk
     from innkeeper.shim.qmp import Monitor
-    from innkeeper.shim.topology import Port, PortPool
+    from innkeeper.shim.topology import PortPool
     from innkeeper.v1 import devices_pb2
 
 DEFAULT_TIMEOUT = 30.0
 LONGEST_TIMEOUT = 3600.0
 
-# How long undoing may take before the rest of it waits for the guest's event.
+# How long undoing waits for the guest's kernel before the rest of it waits for
+# the event, and how long for each answer of the agent's.
 _UNDO_LIMIT = 10.0
+_AGENT_LIMIT = 3.0
 # A second plug after a removal nobody asked for; a third would fight the guest.
 _ATTEMPTS = 2
 
 _log = logging.getLogger(__name__)
-
-
-class GuestDevices(Protocol):
-    """The agent's side; every call raises `ShimError`."""
-
-    async def ready(self) -> None:
-        """Returns when the agent answers."""
-
-    async def attach_disk(self, disk: GuestDisk, timeout: float) -> devices_pb2.AttachedDevice:
-        """Waits until the disk is usable."""
-
-    async def prepare_detach(self, device_id: str) -> None:
-        """Refuses when the device is in use; lets nobody new in."""
-
-    async def cancel_detach(self, device_id: str) -> None:
-        """Undoes `prepare_detach`."""
-
-    async def complete_detach(self, device_id: str) -> None:
-        """Forgets a device that is gone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestDisk:
-    """What the guest is told to wait for."""
-
-    id: str
-    pci_path: str
-    serial: str
-    host_file: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usable:
-    """A disk that the guest can use now."""
-
-    attached: devices_pb2.AttachedDevice
-    micros: int
-    """From `device_add` to the guest's answer."""
-
-
-class DeviceState(StrEnum):
-    PLUGGING = "plugging"
-    PLUGGED = "plugged"
-    UNPLUGGING = "unplugging"
-    LEAVING = "leaving"
-
-
-class _Fate(Enum):
-    """What QEMU tells about a device."""
-
-    REMOVED = auto()
-    KEPT = auto()
-    """The guest's kernel refused to release it."""
-    QEMU_GONE = auto()
-
-
-@dataclass(slots=True, kw_only=True)
-class PluggedDisk:
-    """One record of the table; it lives from admission until the port is free again."""
-
-    id: str
-    file: DiskFile
-    port: Port
-    node: str
-    state: DeviceState = DeviceState.PLUGGING
-    step: str = "starting"
-    """What is being waited for, for the error when time is up."""
-    in_guest: bool = False
-    """The agent was asked for it, so it has to be told when it goes."""
-    fate: asyncio.Future[_Fate] = field(default_factory=lambda: _new_fate())
-
-    @property
-    def qemu_id(self) -> str:
-        """QEMU's ids begin with a letter, ours need not."""
-        return f"dev-{self.id}"
-
-    @property
-    def guest(self) -> GuestDisk:
-        return GuestDisk(
-            id=self.id,
-            pci_path=self.port.pci_path,
-            serial=serial_for(self.id),
-            host_file=str(self.file.path),
-        )
-
-    def frontend(self) -> dict[str, object]:
-        """`device_add`'s arguments."""
-        return {
-            "driver": "virtio-blk-pci",
-            "id": self.qemu_id,
-            "bus": self.port.bus,
-            "addr": f"{self.port.slot:02x}",
-            "drive": self.node,
-            "serial": serial_for(self.id),
-        }
 
 
 class Plugger:
@@ -148,7 +56,7 @@ class Plugger:
         self._guest = guest
         self._ports = ports
         self._table: dict[str, PluggedDisk] = {}
-        self._unforgotten: set[str] = set()
+        self._unforgotten: dict[str, GuestDisk] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
         monitor.on_event(self._on_event)
@@ -247,7 +155,7 @@ class Plugger:
             _log.warning("device %s was removed though nobody asked for it", disk.id)
             disk.step = "waiting for the agent, after a removal nobody asked for"
             await self._guest.ready()
-            await self._let_guest_forget(disk.id)
+            await self._make_guest_forget(disk.guest)
         raise ShimError(
             Reason.DEVICE_LOST,
             f"device {disk.id}: QEMU removed it from {disk.port.pci_path} {_ATTEMPTS} times"
@@ -268,8 +176,8 @@ class Plugger:
         The agent is asked first: one that waits already sees the device 30 ms
         sooner than one that has to look.
         """
-        disk.fate = _new_fate()
-        disk.in_guest = True
+        disk.fate = new_fate()
+        disk.asked_for = True
         begun = time.monotonic()
         attach = asyncio.create_task(self._guest.attach_disk(disk.guest, deadline - begun))
         try:
@@ -307,13 +215,13 @@ class Plugger:
 
     @staticmethod
     def _if_removed(disk: PluggedDisk) -> None:
-        if disk.fate.result() is _Fate.QEMU_GONE:
+        if disk.fate.result() is Fate.QEMU_GONE:
             raise _qemu_gone()
 
     async def _undo(self, disk: PluggedDisk) -> None:
         """Takes everything out again, or leaves the rest to the guest's late event."""
-        if disk.in_guest:
-            await self._ignore_refusal(self._guest.prepare_detach(disk.id))
+        if disk.asked_for:
+            await self._ignore_refusal(self._prepare_if_there(disk.guest))
             try:
                 async with asyncio.timeout(_UNDO_LIMIT):
                     await self._bring_out(disk)
@@ -322,14 +230,29 @@ class Plugger:
                 return
         await self._forget(disk)
 
+    async def _prepare_if_there(self, disk: GuestDisk) -> None:
+        """Another device may have the id in the guest, which is why it refused ours."""
+        if await self._guest.has(disk):
+            await self._guest.prepare_detach(disk.id)
+
     # Out.
 
     async def _prepare(self, disk: PluggedDisk) -> None:
         disk.step = "waiting for the guest's agent to let go of it"
         try:
             await self._guest.prepare_detach(disk.id)
-        except BaseException:
-            await self._protect(self._keep(disk))
+        except ShimError as error:
+            if error.code is grpc.StatusCode.NOT_FOUND:
+                # Somebody made the agent forget it before; nobody there uses it.
+                return
+            if _is_away(error):
+                self._run_in_background(self._keep(disk))
+            else:
+                disk.state = DeviceState.PLUGGED
+            raise
+        except asyncio.CancelledError:
+            # Not known whether the agent has let go; the caller waits no longer.
+            self._run_in_background(self._keep(disk))
             raise
 
     async def _bring_out(self, disk: PluggedDisk) -> None:
@@ -348,9 +271,9 @@ class Plugger:
             else:
                 self._leave(disk)
             raise
-        if fate is _Fate.QEMU_GONE:
+        if fate is Fate.QEMU_GONE:
             raise _qemu_gone()
-        if fate is _Fate.KEPT:
+        if fate is Fate.KEPT:
             await self._protect(self._keep(disk))
             message = f"device {disk.id}: the guest's kernel refused to release it"
             raise ShimError(Reason.GUEST_REFUSED, message, fields={"id": disk.id})
@@ -362,7 +285,7 @@ class Plugger:
             # Not there: never added, or already removed by itself.
             if not error.is_unknown_device:
                 raise
-            _settle(disk.fate, _Fate.REMOVED)
+            settle(disk.fate, Fate.REMOVED)
 
     def _leave(self, disk: PluggedDisk) -> None:
         disk.state = DeviceState.LEAVING
@@ -370,48 +293,50 @@ class Plugger:
 
     async def _finish_leaving(self, disk: PluggedDisk) -> None:
         match await asyncio.shield(disk.fate):
-            case _Fate.REMOVED:
+            case Fate.REMOVED:
                 _log.info("device %s has left, late", disk.id)
                 await self._forget(disk)
-            case _Fate.KEPT:
+            case Fate.KEPT:
                 await self._keep(disk)
-            case _Fate.QEMU_GONE:
+            case Fate.QEMU_GONE:
                 pass
 
     async def _keep(self, disk: PluggedDisk) -> None:
         """The device stays: the agent may use it again."""
-        if disk.fate.done() and disk.fate.result() is _Fate.KEPT:
-            disk.fate = _new_fate()
+        if disk.fate.done() and disk.fate.result() is Fate.KEPT:
+            disk.fate = new_fate()
         await self._ignore_refusal(self._guest.cancel_detach(disk.id))
         disk.state = DeviceState.PLUGGED
+        if disk.fate.done() and disk.fate.result() is Fate.REMOVED:
+            await self._lose(disk)
 
     async def _forget(self, disk: PluggedDisk) -> None:
         """The device is out: closes its file and frees its id and port."""
-        if disk.in_guest:
-            await self._let_guest_forget(disk.id)
+        if disk.asked_for:
+            await self._make_guest_forget(disk.guest)
         await self._ignore_refusal(self._monitor.execute("blockdev-del", {"node-name": disk.node}))
         self._ports.give_back(disk.port)
         del self._table[disk.id]
 
-    async def _let_guest_forget(self, device_id: str) -> None:
+    async def _make_guest_forget(self, disk: GuestDisk) -> None:
         """A guest that can't be told now is told before the next plug."""
+        self._unforgotten.pop(disk.id, None)
         try:
-            async with asyncio.timeout(_UNDO_LIMIT):
-                await self._guest.complete_detach(device_id)
+            async with asyncio.timeout(_AGENT_LIMIT):
+                if await self._guest.has(disk):
+                    await self._guest.complete_detach(disk.id)
         except (ShimError, TimeoutError) as error:
-            _log.info("guest can't be told that %s is gone: %s", device_id, error)
+            _log.info("guest can't be told that %s is gone: %s", disk.id, error)
             if _is_away(error):
-                self._unforgotten.add(device_id)
-                return
-        self._unforgotten.discard(device_id)
+                self._unforgotten[disk.id] = disk
 
     async def _settle_with_guest(self) -> None:
         """What the guest still takes for attached may be in the way of what comes."""
-        for device_id in tuple(self._unforgotten):
-            await self._let_guest_forget(device_id)
-            if device_id in self._unforgotten:
-                message = f"the guest can't be told that device {device_id} is gone"
-                raise ShimError(Reason.AGENT_AWAY, message, fields={"id": device_id})
+        for disk in tuple(self._unforgotten.values()):
+            await self._make_guest_forget(disk)
+            if disk.id in self._unforgotten:
+                message = f"the guest can't be told that device {disk.id} is gone"
+                raise ShimError(Reason.AGENT_AWAY, message, fields={"id": disk.id})
 
     # Events.
 
@@ -421,11 +346,11 @@ class Plugger:
         if disk is None:
             return
         if name == "DEVICE_DELETED":
-            _settle(disk.fate, _Fate.REMOVED)
+            settle(disk.fate, Fate.REMOVED)
             if disk.state is DeviceState.PLUGGED:
                 self._run_in_background(self._lose(disk))
         elif name == "DEVICE_UNPLUG_GUEST_ERROR" and disk.state is not DeviceState.PLUGGING:
-            _settle(disk.fate, _Fate.KEPT)
+            settle(disk.fate, Fate.KEPT)
 
     def _by_qemu_id(self, qemu_id: object) -> PluggedDisk | None:
         return next((disk for disk in self._table.values() if disk.qemu_id == qemu_id), None)
@@ -440,7 +365,7 @@ class Plugger:
     async def _watch_monitor(self) -> None:
         await self._monitor.closed.wait()
         for disk in self._table.values():
-            _settle(disk.fate, _Fate.QEMU_GONE)
+            settle(disk.fate, Fate.QEMU_GONE)
 
     # Tasks.
 
@@ -458,7 +383,7 @@ class Plugger:
     async def _ignore_refusal(work: Coroutine[Any, Any, object]) -> None:
         """On the way back a refusal changes nothing: the next step is due anyway."""
         try:
-            async with asyncio.timeout(_UNDO_LIMIT):
+            async with asyncio.timeout(_AGENT_LIMIT):
                 await work
         except (ShimError, TimeoutError) as error:
             _log.info("on the way back: %s", error)
@@ -474,15 +399,6 @@ def check_timeout(seconds: float) -> float:
             fields={"field": "timeout_seconds"},
         )
     return seconds or DEFAULT_TIMEOUT
-
-
-def _new_fate() -> asyncio.Future[_Fate]:
-    return asyncio.get_running_loop().create_future()
-
-
-def _settle(fate: asyncio.Future[_Fate], told: _Fate) -> None:
-    if not fate.done():
-        fate.set_result(told)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 from grpc import aio
 
+from innkeeper.shim import writing
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
@@ -94,12 +96,10 @@ class GuestProxy(grpc.GenericRpcHandler):
 
 async def _send(requests: AsyncIterator[bytes], call: Call) -> None:
     """The caller's messages, then its end; a call that is over takes no more."""
-    try:
-        async for request in requests:
-            await call.write(request)
-        await call.done_writing()
-    except (aio.AioRpcError, asyncio.InvalidStateError):
-        return
+    async for request in requests:
+        if not await writing.write(call, request):
+            return
+    await writing.finish(call)
 
 
 async def _receive(call: Call, context: Context) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _QUIT_LIMIT = 5.0
+# For a QEMU that has given up, to say why and end by itself.
+_LAST_WORDS = 1.0
 
 
 class Qemu:
@@ -58,7 +60,7 @@ class Qemu:
         try:
             await qemu.monitor.connect(ours)
         except BaseException as error:
-            await qemu.end()
+            await qemu.end(grace=_LAST_WORDS)
             if isinstance(error, ShimError):
                 raise qemu.explain("QEMU did not start") from error
             raise

@@ -64,7 +64,8 @@ class Monitor:
         logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL)
         try:
             await self._client.connect(connected)
-        except QMPError as error:
+        except (QMPError, AssertionError) as error:
+            # The library asserts that the session it has just made still stands.
             self.closed.set()
             raise _gone() from error
         self._tasks = (

@@ -119,6 +119,17 @@ class InputBuffer:
         self._base = offset
         self._note_room()
 
+    def resume(self, offset: int) -> int:
+        """Where to send from on a new connection, whose guest wants `offset` next.
+
+        A guest that has had all of a finished input may not know its length any
+        more; what is left to say is the end, at the offset that we know.
+        """
+        if self._base is not None and self.ended and not self._kept:
+            return self._base
+        self.acknowledge(offset)
+        return offset
+
     def frame(self, offset: int) -> bytes:
         """The next bytes from `offset` on, empty when there are none."""
         start = offset - (self._base or 0)
@@ -303,12 +314,12 @@ class ProcessStreams:
         self, call: AttachCall, opened: processes_pb2.StreamsOpened
     ) -> asyncio.Task[None]:
         self._opened_at = asyncio.get_running_loop().time()
-        self._input.acknowledge(opened.stdin_offset)
+        sent = _Sent(input_offset=self._input.resume(opened.stdin_offset))
         self._terminal = opened.terminal
         if opened.terminal:
             self._outputs[types_pb2.STREAM_KIND_STDERR].ended = True
         self._opened.set()
-        return asyncio.create_task(self._send(call, _Sent(input_offset=opened.stdin_offset)))
+        return asyncio.create_task(self._send(call, sent))
 
     async def _take(self, response: processes_pb2.AttachResponse) -> None:
         self._progress += 1

@@ -80,10 +80,18 @@ class RunningVm:
     def is_stopping(self) -> bool:
         return self._stopping is not None
 
-    async def until_answered(self) -> None:
+    async def until_answered(self, limit: float) -> None:
         """Plugging has to wait for it: a guest that still scans its buses takes a
-        device that comes meanwhile for one that is to be removed."""
-        await self._answered.wait()
+        device that comes meanwhile for one that is to be removed.
+
+        Raises AGENT_AWAY after `limit` seconds.
+        """
+        try:
+            async with asyncio.timeout(limit):
+                await self._answered.wait()
+        except TimeoutError:
+            message = f"VM {self.parts.shape.name}: has not booted within {limit:g} s"
+            raise ShimError(Reason.AGENT_AWAY, message) from None
 
     async def why_gone(self) -> ShimError | None:
         """Why calls to the guest fail, when it is because QEMU has ended."""
@@ -146,4 +154,6 @@ class RunningVm:
                 seen.add(phase)
                 report(Progress(phase=phase, seconds=qemu.seconds, text=line))
 
+        for line in qemu.console.tail():
+            note(line)
         qemu.console.on_line(note)

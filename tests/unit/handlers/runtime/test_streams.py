@@ -10,7 +10,7 @@ import contextlib
 import os
 import pty
 import tty
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from agent.core.pid1 import Pid1Client
 from agent.handlers.runtime.streams import StreamHome, Streams
 from agent.linux import splicing
 from tests.fakes.pid1 import FakePid1
+from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
@@ -104,13 +105,6 @@ async def read(streams: Streams, **offsets: int) -> list[OutputChunk]:
 
 def text(chunks: list[OutputChunk], stream: Stream = Stream.STDOUT) -> bytes:
     return b"".join(chunk.data for chunk in chunks if chunk.stream is stream)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until something is so."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is looked at is on the process's side
-            await asyncio.sleep(0.001)
 
 
 async def test_output_comes_with_offsets_and_each_stream_ends(agent: Agent, child: Child) -> None:
@@ -469,12 +463,18 @@ async def test_an_agent_that_dies_gives_its_terminal_on(
     await streams.let_go()
     os.write(terminal.slave, b"two ")
     heir = Streams(home, REF, terminal=True)
+    got = bytearray()
     await heir.adopt(input_end=None)
     heir.resize(10, 20)
     assert os.get_terminal_size(terminal.slave) == (20, 10)
     assert await heir.write_input(4, b"in2") == 7
     os.write(terminal.slave, b"three")
-    await until(lambda: terminal.read() == b"in1 in2")
+
+    def got_all() -> bool:
+        got.extend(terminal.read() or b"")
+        return got == b"in1 in2"
+
+    await until(got_all)
     heir.process_ended()
     assert text(await read(heir, stdout=0)) == b"one two three"
     await heir.let_go()

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Bridge:
-    """Serves the unix socket at `path` while it is entered (`async with`).
+    """Serves the unix socket at `path` while it is entered; closes the transport behind it.
 
     The socket is for its owner only; a missing directory is made, also for its
     owner only. A connection whose stream cannot be opened within
@@ -76,6 +76,7 @@ class Bridge:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
+        self._transport.close()
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, listener: socket.socket) -> None:

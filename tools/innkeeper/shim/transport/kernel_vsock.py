@@ -36,6 +36,9 @@ class KernelVsock:
             why = _WHY.get(error.errno or 0, str(error))
             raise TransportError(f"{self._address}: cannot connect: {why}") from error
 
+    def close(self) -> None:
+        """Nothing is kept between streams."""
+
     async def _connect(self) -> SocketStream:
         sock = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         target = (self._address.cid, self._address.port)

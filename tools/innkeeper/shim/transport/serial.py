@@ -99,10 +99,14 @@ class Serial:
                 " (is the VM running?)"
             ) from error
 
-    async def _replace(self, timeout: float) -> SerialStream:
+    def close(self) -> None:
+        """End the present session, if there is one."""
         if self._present is not None:
             self._present.interrupt()
             self._present = None
+
+    async def _replace(self, timeout: float) -> SerialStream:
+        self.close()
         stream = SerialStream(await connect_unix(self._address.path, timeout=timeout))
         try:
             await stream.start()

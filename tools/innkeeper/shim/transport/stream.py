@@ -39,6 +39,9 @@ class Transport(Protocol):
     async def open(self, *, timeout: float) -> Stream:
         """A fresh stream to the agent, within `timeout` seconds. Raises TransportError."""
 
+    def close(self) -> None:
+        """Let go of what belongs to no stream; nothing is opened any more."""
+
 
 class SocketStream:
     """A stream on a connected socket, which it owns."""

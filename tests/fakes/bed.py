@@ -1,0 +1,174 @@
+"""A bed for containers: real code of ours, a fake PID 1 at the wire, and crun, fake or real.
+
+`Life` is one life of the agent, `Bed` what outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.core.exits import ExitWatcher
+from agent.core.model import (
+    ContainerRequest,
+    ExecRequest,
+    ProcessExit,
+    ProcessRef,
+    RootPath,
+    Stream,
+)
+from agent.core.pid1 import Pid1Client
+from agent.core.roots import Roots
+from agent.core.state import StateStore
+from agent.handlers.runtime.bundle import Files
+from agent.handlers.runtime.containers import Containers
+from agent.handlers.runtime.context import Group, RuntimeContext
+from agent.handlers.runtime.crun import Crun
+from agent.handlers.runtime.processes import Processes
+from agent.handlers.runtime.streams import StreamHome
+from agent.linux.mounting import parse_mountinfo
+from tests.fakes.crun import FakeCrun, FakeGroup
+from tests.fakes.managers import FakeDevices, FakeEvents, FakeFiles, FakeStorages
+from tests.fakes.pid1 import FakePid1
+
+
+class Life:
+    """One life of the agent."""
+
+    def __init__(self, bed: Bed) -> None:
+        self._client = Pid1Client(bed.pid1.path)
+        self.exits = ExitWatcher(self._client, retry=0.01)
+        self.events = FakeEvents()
+        self.context = RuntimeContext(
+            roots=bed.roots,
+            runtime=Crun(bed.roots),
+            exits=self.exits,
+            state=StateStore(bed.roots.state),
+            events=self.events,
+            files=bed.files,
+            devices=bed.devices,
+            storages=bed.storages,
+            streams=StreamHome(keeper=self._client, spools=bed.roots.spools),
+            parent=lambda: "/pods/s",
+            cgroup=bed.cgroup,
+        )
+        self.containers = Containers(self.context)
+        self.processes = Processes(self.context, self.containers)
+
+    async def begin(self) -> None:
+        await self.exits.start()
+        await self.containers.restore()
+
+    async def end(self) -> None:
+        """As `kill -9` leaves it: nothing is changed, everything is closed."""
+        await self.containers.close()
+        await self.exits.stop()
+        self._client.close()
+
+    async def output(self, container_id: str, exec_id: str = "") -> bytes:
+        """All of standard output, once the process has ended."""
+        ref = ProcessRef(container_id=container_id, exec_id=exec_id)
+        chunks = self.processes.output(ref, {Stream.STDOUT: 0})
+        return b"".join([chunk.data async for chunk in chunks])
+
+    async def wait(self, container_id: str, exec_id: str = "") -> ProcessExit:
+        return await self.processes.wait(ProcessRef(container_id=container_id, exec_id=exec_id))
+
+
+class Bed:
+    """What outlives the agent; the run directory is `top`."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        root: Path,
+        pid1: FakePid1,
+        *,
+        files: Files,
+        cgroup: Callable[[Roots, str], Group],
+    ) -> None:
+        self.top = roots.run
+        self.roots = roots
+        self.pid1 = pid1
+        self.files = files
+        self.cgroup = cgroup
+        self.devices = FakeDevices()
+        self.root = root
+        self.storages = FakeStorages({"data": self.root})
+        self.lives: list[Life] = []
+
+    async def start(self) -> Life:
+        life = Life(self)
+        self.lives.append(life)
+        await life.begin()
+        return life
+
+    async def restart(self, life: Life) -> Life:
+        await life.end()
+        self.lives.remove(life)
+        return await self.start()
+
+    async def close(self) -> None:
+        for life in self.lives:
+            await life.end()
+
+    def request(self, script: str = "exit 0", **changes: Any) -> ContainerRequest:
+        """A container `c1` that runs a shell script."""
+        terminal = changes.pop("terminal", False)
+        process = {"args": ["/bin/sh", "-c", script], "terminal": terminal}
+        request = ContainerRequest(
+            id="c1",
+            spec=json.dumps({"process": process}).encode(),
+            rootfs=RootPath(path=str(self.root)),
+            timeout=10,
+        )
+        return replace(request, **changes)
+
+    def exec_request(self, script: str, exec_id: str = "e1", **process: Any) -> ExecRequest:
+        whole = {"args": ["/bin/sh", "-c", script], **process}
+        return ExecRequest(
+            container_id="c1", exec_id=exec_id, process=json.dumps(whole).encode(), timeout=10
+        )
+
+    def mounts(self) -> list[str]:
+        """What is mounted below the run directory."""
+        return [
+            entry.mount_point
+            for entry in parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+            if entry.mount_point.startswith(f"{self.top}/")
+        ]
+
+    def left(self) -> dict[str, object]:
+        """Everything that a container may leave behind, where there is any."""
+        folders = ("bundles", "spools", "state/containers", "state/processes", "crun", "consoles")
+        found: dict[str, object] = {
+            name: names
+            for name in folders
+            if (names := sorted(os.listdir(self.top / name) if (self.top / name).is_dir() else ()))
+        }
+        kept = {
+            "store": sorted(self.pid1.store),
+            "mounts": self.mounts(),
+            "devices": self.devices.users,
+            "storages": self.storages.users,
+        }
+        return found | {name: value for name, value in kept.items() if value}
+
+
+class FakeBed(Bed):
+    """With the fake crun, in a fake /proc and a fake tree of cgroups."""
+
+    def __init__(self, top: Path, pid1: FakePid1) -> None:
+        root = top / "root"
+        root.mkdir()
+        self.noted = FakeFiles()
+        roots = Roots(run=top, proc=top / "proc", cgroup=top / "cgroup")
+        super().__init__(roots, root, pid1, files=self.noted, cgroup=FakeGroup)
+        self.crun = FakeCrun(top / "bin", self.roots, pid1)
+
+    def mounts(self) -> list[str]:
+        return [call.target for call in self.noted.mounts]

@@ -1,0 +1,89 @@
+"""A real cgroup: ending all that is in it, and knowing when it is empty."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError, Reason
+from agent.core.roots import Roots
+from agent.handlers.runtime.cgroup import Cgroup, open_member
+
+pytestmark = [pytest.mark.privileged, pytest.mark.containers]
+
+
+@pytest.fixture
+def roots() -> Roots:
+    """Where version 2 is mounted, alone or beside version 1."""
+    for path in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
+        if (path / "cgroup.procs").exists() and os.access(path, os.W_OK):
+            return Roots(cgroup=path)
+    pytest.skip("needs cgroup v2, writable")
+
+
+@pytest.fixture
+def group(roots: Roots) -> Iterator[Cgroup]:
+    path = f"/innkeeper-test-{os.getpid()}"
+    (roots.cgroup / path.lstrip("/") / "nested").mkdir(parents=True)
+    group = Cgroup(roots, path)
+    yield group
+    group.kill()
+    for process in children:
+        process.wait()
+    children.clear()
+    group.remove()
+
+
+children: list[subprocess.Popen[bytes]] = []
+
+
+def put_in(roots: Roots, group: Cgroup, nested: str = "") -> int:
+    """A process in the group, which starts more of its kind."""
+    process = subprocess.Popen(["/bin/sh", "-c", "sleep 100 & sleep 100 & wait"])
+    children.append(process)
+    procs = roots.cgroup / group.path.lstrip("/") / nested / "cgroup.procs"
+    procs.write_text(str(process.pid))
+    return process.pid
+
+
+async def test_all_are_killed_and_the_emptiness_is_seen(roots: Roots, group: Cgroup) -> None:
+    pids = {put_in(roots, group), put_in(roots, group, "nested")}
+    assert pids <= set(group.members())
+    waiting = asyncio.create_task(group.wait_empty(Deadline.after(30)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    group.kill()
+    await waiting
+    assert group.members() == ()
+
+
+async def test_who_is_left_is_told_at_the_deadline(roots: Roots, group: Cgroup) -> None:
+    pid = put_in(roots, group)
+    with pytest.raises(AgentError) as caught:
+        await group.wait_empty(Deadline.after(0.1))
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+    assert str(pid) in str(caught.value)
+
+
+async def test_a_group_with_somebody_in_it_is_not_removed(roots: Roots, group: Cgroup) -> None:
+    put_in(roots, group)
+    with pytest.raises(AgentError) as caught:
+        group.remove()
+    assert caught.value.reason is Reason.STILL_IN_USE
+
+
+def test_a_member_is_known_by_its_group(roots: Roots, group: Cgroup) -> None:
+    pid = put_in(roots, group, "nested")
+    with ExitStack() as stack:
+        inside = open_member(roots, pid, group.path)
+        stack.callback(os.close, inside)
+        assert inside >= 0
+        assert open_member(roots, pid, group.path + "x") == -1
+        assert open_member(roots, os.getpid(), group.path) == -1

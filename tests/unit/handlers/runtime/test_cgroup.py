@@ -1,0 +1,88 @@
+"""A container's cgroup, as files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.core.deadlines import Deadline
+from agent.core.roots import Roots
+from agent.handlers.runtime.cgroup import Cgroup, open_member, own_paths, signal_member
+
+pytestmark = [pytest.mark.unit, pytest.mark.containers]
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Roots:
+    return Roots(proc=tmp_path / "proc", cgroup=tmp_path / "cgroup")
+
+
+@pytest.fixture
+def group(roots: Roots) -> Cgroup:
+    top = roots.cgroup / "pods/s/c1"
+    for path, pids in ((top, "10\n"), (top / "nested", "11\n0\n12\n"), (top / "nested/x", "")):
+        path.mkdir(parents=True)
+        (path / "cgroup.procs").write_text(pids)
+    (top / "cgroup.kill").touch()
+    (top / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    return Cgroup(roots, "/pods/s/c1")
+
+
+def test_members_are_those_of_all_groups_below(group: Cgroup) -> None:
+    """0 stands for a process of another pid namespace, and for ourselves to kill(2)."""
+    assert sorted(group.members()) == [10, 11, 12]
+
+
+def test_all_are_killed_by_one_write(group: Cgroup, roots: Roots) -> None:
+    group.kill()
+    assert (roots.cgroup / "pods/s/c1/cgroup.kill").read_text() == "1"
+
+
+async def test_a_group_that_is_gone_is_empty(roots: Roots) -> None:
+    gone = Cgroup(roots, "/pods/s/gone")
+    gone.kill()
+    gone.remove()
+    await gone.wait_empty(Deadline.after(5))
+    assert gone.members() == ()
+
+
+async def test_an_empty_group_is_not_waited_for(group: Cgroup) -> None:
+    await group.wait_empty(Deadline.after(5))
+
+
+def test_the_own_path_is_that_of_version_2() -> None:
+    """cgroups(7): version 2 has the number 0 and no controllers; others may be mounted as well."""
+    assert own_paths("9:name=systemd:/x\n1:cpu:/y\n0::/pods/s/c1\n") == ["/pods/s/c1"]
+    assert own_paths("") == []
+
+
+@pytest.fixture
+def sleeper(roots: Roots) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(["/bin/sleep", "100"])
+    (roots.proc / str(process.pid)).mkdir(parents=True)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"), [("0::/pods/s/c1/deep\n", True), ("0::/pods/s/c10\n", False), ("", False)]
+)
+def test_a_pid_is_only_signalled_in_its_cgroup(
+    roots: Roots, sleeper: subprocess.Popen[bytes], line: str, ours: bool
+) -> None:
+    """The number may be somebody else's by now."""
+    (roots.proc / str(sleeper.pid) / "cgroup").write_text(line)
+    signal_member(roots, sleeper.pid, "/pods/s/c1", 10)
+    if not ours:
+        sleeper.kill()
+    assert sleeper.wait() == (-10 if ours else -9)
+
+
+def test_a_process_that_is_gone_has_no_pidfd(roots: Roots) -> None:
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    assert open_member(roots, process.pid, "/") == -1
+    signal_member(roots, process.pid, "/", 9)
+    assert os.getpid() != process.pid

@@ -1,0 +1,144 @@
+"""The privileged tier once more, inside the guest: its kernel, its crun, its cgroup v2.
+
+The machine that builds may have an old kernel, or no cgroup v2; the guest has
+what the product runs on. pytest and the tests come on a hot-plugged disk, and
+run in a container of the product itself that shares everything with the guest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from innkeeper.shim.client import VmSpec
+from innkeeper.shim.guest_disk import make_disk
+from innkeeper.v1 import containers_pb2 as containers
+from innkeeper.v1 import host_pb2 as host
+from innkeeper.v1 import storages_pb2 as storages
+from tests.vm.guest import EVERYTHING, PROBE, Guest, booted
+
+pytestmark = [pytest.mark.vm, pytest.mark.containers]
+
+# Pure Python, so they run under the guest's Python as they are.
+PACKAGES = (
+    *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pytest_asyncio"),
+    *("pytest_timeout", "py", "pygments", "typing_extensions", "pyudev"),
+)
+REPORT = "report.xml"
+# What can't run there, and why; anything else that is skipped fails this test.
+SKIPS_KNOWN = (
+    "no libudev on this machine",
+    "is not on this machine",
+    "no disk behind a PCI function",
+)
+
+
+def _copy_package(name: str, target: Path) -> None:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations:
+        ignore = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(origin.parent, target / name, ignore=ignore)
+    else:
+        shutil.copy(origin, target / origin.name)
+    _copy_entry_points(name, origin, target)
+
+
+def _copy_entry_points(name: str, origin: Path, target: Path) -> None:
+    """pytest finds its plug-ins by their distributions' metadata."""
+    base = origin.parent if origin.name != "__init__.py" else origin.parent.parent
+    for found in base.glob(f"{name}-*.dist-info"):
+        shutil.copytree(found, target / found.name)
+
+
+def _fill(directory: Path, root: Path) -> None:
+    site = directory / "site"
+    site.mkdir(parents=True)
+    for name in PACKAGES:
+        _copy_package(name, site)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "tests", directory / "code" / "tests", ignore=ignore)
+    shutil.copy(root / "pyproject.toml", directory / "code")
+
+
+def _mounts() -> list[dict[str, object]]:
+    """The guest's own programs and libraries over the container's small root."""
+    pairs = {"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64", "/bin": "/usr/bin"}
+    pairs |= {"/sbin": "/usr/sbin", "/guest-run": "/run", "/etc": "/etc"}
+    own = [
+        {"destination": where, "type": "bind", "source": source, "options": ["rbind"]}
+        for where, source in pairs.items()
+    ]
+    tmp: dict[str, object] = {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"}
+    return [*PROBE["mounts"][:3], *own, tmp]
+
+
+SCRIPT = f"""
+cd /tests/code
+export PYTHONPATH=/tests/code:/usr/lib/innkeeper:/tests/site:/usr/lib/innkeeper/site-packages
+export PYTHONDONTWRITEBYTECODE=1
+python3 -B -m pytest tests/privileged -m privileged -q -p no:cacheprovider \
+    -o addopts='--strict-markers --import-mode=importlib' -rs --timeout=300 \
+    --junitxml=/tests/{REPORT} 2>&1
+"""
+
+
+@pytest.mark.timeout(1200)
+async def test_the_privileged_tier_passes_in_the_guest(
+    image: Path, root: Path, tmp_path: Path
+) -> None:
+    _fill(tmp_path / "tree", root)
+    disk = tmp_path / "tests.img"
+    make_disk(tmp_path / "tree", disk, free=16 << 20)
+    spec = VmSpec(name="privileged", image=f"{image}/", transport="serial", cpus=2, memory=1 << 30)
+    async with booted(spec) as guest:
+        finished = await _run_tier(guest, disk)
+    report = _read_report(disk, tmp_path, finished)
+    suite = report.getroot().find("testsuite")
+    assert suite is not None
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}: {problem.get('message')}"
+        for case in suite.iter("testcase")
+        for problem in (*case.findall("failure"), *case.findall("error"))
+    ]
+    assert failed == [], finished
+    skipped = {str(skip.get("message")) for skip in suite.iter("skipped")}
+    assert {why for why in skipped if not any(known in why for known in SKIPS_KNOWN)} == set()
+    assert int(suite.get("tests", 0)) >= 80
+
+
+async def _run_tier(guest: Guest, disk: Path) -> str:
+    await guest.host.PlugDisk(host.PlugDiskRequest(id="tests", file=str(disk)))
+    storage = storages.Storage(
+        id="tests", block=storages.BlockSource(device_id="tests", fs_type="ext4")
+    )
+    await guest.storages.Attach(storages.AttachStorageRequest(storage=storage))
+    finished = await guest.run(
+        SCRIPT,
+        mounts=_mounts(),
+        linux=PROBE["linux"],
+        process={"capabilities": EVERYTHING, "noNewPrivileges": False},
+        storages=(containers.StorageMount(storage_id="tests", destination="/tests"),),
+    )
+    await guest.storages.Detach(storages.DetachStorageRequest(id="tests"))
+    await guest.host.Unplug(host.UnplugRequest(id="tests"))
+    return finished.text + finished.stderr.decode()
+
+
+def _read_report(
+    disk: Path, directory: Path, said: str
+) -> ElementTree.ElementTree[ElementTree.Element]:
+    from innkeeper.shim import commands
+
+    target = directory / REPORT
+    debugfs = next(p for p in ("/usr/sbin/debugfs", "/sbin/debugfs") if os.path.exists(p))
+    commands.run([debugfs, "-R", f"dump /{REPORT} {target}", str(disk)], deadline=60)
+    assert target.exists(), f"no report was written; pytest said:\n{said}"
+    return ElementTree.parse(target)
