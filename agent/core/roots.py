@@ -52,6 +52,11 @@ class Roots:
         return self.run / "agent.sock"
 
     @property
+    def agent_status(self) -> Path:
+        """PID 1's words on why the agent does not serve; the relay passes them on."""
+        return self.run / "agent.status"
+
+    @property
     def journal(self) -> Path:
         """PID 1's exit journal, one JSON object per line."""
         return self.run / "exits.jsonl"

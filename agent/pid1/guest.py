@@ -149,6 +149,7 @@ def _services(say: Voice) -> tuple[ServiceSpec, ...]:
             (*_LAUNCH, "--cgroup", "/agent", "agent"),
             role=Role.AGENT,
             cgroup="/agent",
+            status=f"{_RUN}/agent.status",
         ),
         *extra,
     )

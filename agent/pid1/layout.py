@@ -34,7 +34,8 @@ class ServiceSpec(NamedTuple):
     """A child that PID 1 starts, and starts again unless `restart` is false.
 
     `cgroup` is the group the child moves itself to (see `launch`); PID 1 only
-    asks it whether the OOM killer was there.
+    asks it whether the OOM killer was there. `status` is a file that says why
+    the child does not serve; the child removes it when it does.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ServiceSpec(NamedTuple):
     restart: bool = True
     role: Role = Role.EXTRA
     cgroup: str | None = None
+    status: str | None = None
 
 
 class Bounds(NamedTuple):

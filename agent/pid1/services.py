@@ -67,6 +67,7 @@ class Services:
         for spec in specs:
             service = Service(spec)
             self._services.append(service)
+            self._note(service, "starting")
             self._start(service)
 
     @property
@@ -83,6 +84,7 @@ class Services:
         """From now on nothing is started again."""
         self._stopping = True
         for service in self._services:
+            self._note(service, "the guest goes down")
             if service.timer is not None:
                 service.timer.cancel()
 
@@ -127,9 +129,19 @@ class Services:
             self._say(f"{name} {what}")
             return
         delay = service.backoff.delay(time.monotonic() - service.started_at)
+        self._note(service, f"restarting; {name} {what}")
         self._say(f"{name} {what}; starting it again in {delay:g} s")
         service.restarts += 1
         service.timer = self._loop.call_after(delay, lambda: self._start(service))
+
+    def _note(self, service: Service, why: str) -> None:
+        """Leave word for the relay, which answers in the agent's place."""
+        if service.spec.status is None:
+            return
+        try:
+            _replace(service.spec.status, f"{why}\n")
+        except OSError as error:
+            self._say(f"warning: {service.spec.status} is not written: {error}")
 
     def _oom_kills(self, service: Service) -> int:
         if self._cgroup is None or service.spec.cgroup is None:
@@ -173,6 +185,14 @@ def parse_spec(fields: Any) -> ServiceSpec:
     if restart not in ("always", "never"):
         raise ValueError("'restart' is neither 'always' nor 'never'")
     return ServiceSpec(name, tuple(argv), tuple(environment.items()), restart == "always")
+
+
+def _replace(path: str, text: str) -> None:
+    """Whoever reads it meanwhile sees all of the old text or all of the new."""
+    fresh = f"{path}.new"
+    with open(fresh, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+    os.replace(fresh, path)
 
 
 def _texts(values: Any) -> bool:

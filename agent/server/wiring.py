@@ -116,6 +116,7 @@ async def run(
         server = _server(mechanisms, tables, health, phases)
         await server.start(roots.agent_socket)
         stack.push_async_callback(server.stop, STOP_GRACE)
+        roots.agent_status.unlink(missing_ok=True)
         phases.note("agent_serving")
         log.info("serving", extra={"phases": phases.reached})
         # The worker is for the first mount: the first answer does not wait for it.

@@ -148,6 +148,31 @@ async def test_a_refusal_at_once_is_kept_too(through: Through) -> None:
         assert codes == {grpc.StatusCode.UNIMPLEMENTED}
 
 
+async def test_a_refusal_waits_for_a_caller_that_is_slow_to_speak(through: Through) -> None:
+    """Else its write fails, and grpc.aio puts INTERNAL in the place of what the guest said."""
+
+    async def one(size: int) -> tuple[grpc.StatusCode, str, object]:
+        call = through.both("RefuseUnread")()
+        status = asyncio.ensure_future(call.code())
+        await asyncio.wait({status}, timeout=0.2)  # ample for the refusal to be there
+        await call.write(bytes(size))
+        trailers = dict(await call.trailing_metadata())
+        return await status, await call.details(), trailers["grpc-status-details-bin"]
+
+    for size in (0, 1 << 20):
+        told = await asyncio.gather(*(one(size) for _ in range(20)))
+        assert set(told) == {(grpc.StatusCode.UNAVAILABLE, "away", DETAILS)}
+
+
+async def test_a_refusal_reaches_a_caller_that_says_nothing(through: Through) -> None:
+    async with asyncio.timeout(PATIENCE):
+        silent = through.both("RefuseUnread")()
+        assert await silent.code() is grpc.StatusCode.UNAVAILABLE
+        mute = through.both("RefuseUnread")()
+        await mute.done_writing()
+        assert await mute.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_an_error_after_messages_comes_after_them(through: Through) -> None:
     call = through.down("FailLate")(b"")
     assert await call.read() == b"one"

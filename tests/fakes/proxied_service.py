@@ -68,6 +68,11 @@ class ProxiedService:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such path", trailers)
         yield b""
 
+    async def refuse_unread(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Ends with an error before it has read anything, as a relay without its agent does."""
+        trailers = (("grpc-status-details-bin", DETAILS),)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "away", trailers)
+
     async def fail_late(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         yield b"one"
         await context.abort(grpc.StatusCode.DATA_LOSS, "lost")
@@ -95,6 +100,7 @@ class ProxiedService:
             "Talk": both(self.talk),
             "Leave": both(self.leave),
             "Refuse": both(self.refuse),
+            "RefuseUnread": both(self.refuse_unread),
             "Fail": unary(self.fail),
             "FailLate": stream(self.fail_late),
             "Hang": unary(self.hang),

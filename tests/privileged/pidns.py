@@ -318,10 +318,10 @@ def _mounted_below(tree: str | None) -> list[str]:
 def _services(plan: dict[str, Any]) -> tuple[ServiceSpec, ...]:
     if plan["sabotage"] == "services":
         _fail()
-    return tuple(_service(each) for each in plan["services"])
+    return tuple(_service(each, plan["run"]) for each in plan["services"])
 
 
-def _service(fields: dict[str, Any]) -> ServiceSpec:
+def _service(fields: dict[str, Any], run: str) -> ServiceSpec:
     from agent.pid1.layout import Role, ServiceSpec
 
     return ServiceSpec(
@@ -331,6 +331,7 @@ def _service(fields: dict[str, Any]) -> ServiceSpec:
         fields["restart"],
         Role(fields["role"]),
         "/agent" if fields["role"] == "agent" else None,
+        f"{run}/agent.status" if fields["role"] == "agent" else None,
     )
 
 

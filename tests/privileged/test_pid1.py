@@ -194,7 +194,9 @@ def test_a_failing_agent_is_started_again_with_growing_delays(run: str) -> None:
         lines = [line for line in bed.said if "agent (pid" in line]
     assert all("with status 3" in line for line in lines)
     delays = [line.rpartition(" again in ")[2] for line in lines]
+    left = Path(f"{run}/agent.status").read_text()
     assert delays == ["0 s", "0.25 s", "0.5 s", "1 s"]
+    assert re.fullmatch(r"restarting; agent \(pid \d+\) ended after \S+ s with status 3\n", left)
 
 
 def test_an_agent_that_cannot_be_executed_does_not_stop_the_boot(run: str) -> None:

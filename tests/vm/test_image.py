@@ -65,7 +65,9 @@ def test_a_second_build_finds_the_first(built: Image) -> None:
 
 _BUILD = """
 import os, sys, pathlib
-from innkeeper.image import BuildOptions, Silent, build
+from innkeeper.image.builder import build
+from innkeeper.image.model import BuildOptions
+from innkeeper.image.progress import Silent
 os.umask(0o077)
 place = pathlib.Path(sys.argv[1])
 build(BuildOptions(cache=place / "cache", out=place / "out"), Silent())

@@ -64,14 +64,20 @@ def _fill(directory: Path, root: Path) -> None:
     for name in PACKAGES:
         _copy_package(name, site)
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(root / "tests", directory / "code" / "tests", ignore=ignore)
-    shutil.copy(root / "pyproject.toml", directory / "code")
+    code = directory / "code"
+    shutil.copytree(root / "tests", code / "tests", ignore=ignore)
+    shutil.copy(root / "pyproject.toml", code)
+    # The code under test is the image's, and is found from the tests' folder as in a checkout.
+    for name in ("agent", "innkeeper"):
+        (code / name).symlink_to(f"/usr/lib/innkeeper/{name}")
 
 
 def _mounts() -> list[dict[str, object]]:
-    """The guest's own programs and libraries over the container's small root."""
-    pairs = {"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64", "/bin": "/usr/bin"}
-    pairs |= {"/sbin": "/usr/sbin", "/guest-run": "/run", "/etc": "/etc"}
+    """The guest's own programs and libraries over the container's small root.
+
+    /bin stays the root's own: the guest has no /bin/true, and no /bin/umount.
+    """
+    pairs = {"/usr": "/usr", "/lib": "/usr/lib", "/lib64": "/usr/lib64", "/etc": "/etc"}
     own = [
         {"destination": where, "type": "bind", "source": source, "options": ["rbind"]}
         for where, source in pairs.items()
@@ -80,7 +86,13 @@ def _mounts() -> list[dict[str, object]]:
     return [*PROBE["mounts"][:3], *own, tmp]
 
 
+# The agent gives a container its own cgroup namespace unless it names another one.
+LINUX = {
+    **PROBE["linux"],
+    "namespaces": [{"type": "mount"}, {"type": "cgroup", "path": "/proc/1/ns/cgroup"}],
+}
 SCRIPT = f"""
+modprobe loop
 cd /tests/code
 export PYTHONPATH=/tests/code:/usr/lib/innkeeper:/tests/site:/usr/lib/innkeeper/site-packages
 export PYTHONDONTWRITEBYTECODE=1
@@ -123,7 +135,7 @@ async def _run_tier(guest: Guest, disk: Path) -> str:
     finished = await guest.run(
         SCRIPT,
         mounts=_mounts(),
-        linux=PROBE["linux"],
+        linux=LINUX,
         process={"capabilities": EVERYTHING, "noNewPrivileges": False},
         storages=(containers.StorageMount(storage_id="tests", destination="/tests"),),
     )

@@ -59,7 +59,8 @@ _TOLD_APART = {
     "DEVICE_DETACHED": ("DEVICE_GONE", {"asked": "yes"}),
     "DEVICE_VANISHED": ("DEVICE_GONE", {"asked": "no"}),
     "DEVICE_LOST": ("DEVICE_GONE", {"asked": "no"}),
-    "STORAGE_DETACHED": ("STORAGE_GONE", {}),
+    "STORAGE_DETACHED": ("STORAGE_GONE", {"asked": "yes"}),
+    "STORAGE_LOST": ("STORAGE_GONE", {"asked": "no"}),
 }
 
 

@@ -35,7 +35,7 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_STORAGE_ATTACHED: _EventKind.ValueType  # 3
     """A storage is mounted."""
     EVENT_KIND_STORAGE_GONE: _EventKind.ValueType  # 4
-    """A storage is unmounted."""
+    """A storage is unmounted, asked for or not (details: asked=yes|no)."""
     EVENT_KIND_CONTAINER_CREATED: _EventKind.ValueType  # 5
     """A container was created."""
     EVENT_KIND_CONTAINER_STARTED: _EventKind.ValueType  # 6
@@ -69,7 +69,7 @@ EVENT_KIND_DEVICE_GONE: EventKind.ValueType  # 2
 EVENT_KIND_STORAGE_ATTACHED: EventKind.ValueType  # 3
 """A storage is mounted."""
 EVENT_KIND_STORAGE_GONE: EventKind.ValueType  # 4
-"""A storage is unmounted."""
+"""A storage is unmounted, asked for or not (details: asked=yes|no)."""
 EVENT_KIND_CONTAINER_CREATED: EventKind.ValueType  # 5
 """A container was created."""
 EVENT_KIND_CONTAINER_STARTED: EventKind.ValueType  # 6

@@ -69,14 +69,6 @@ def test_the_kernel_gets_the_images_words_then_ours_then_the_users(shape: Machin
     assert told == "cgroup_no_v1=all console=ttyS0 panic=-1 agent.log=debug"
 
 
-def test_the_drivers_of_the_link_and_the_users_modules_are_one_word(shape: MachineShape) -> None:
-    """The last of two such words would be the only one that counts."""
-    linked = replace(shape, link=GuestLink(modules=("virtio_console",)))
-    assert linked.kernel_cmdline().endswith("panic=-1 innkeeper.modules=virtio_console")
-    asked = replace(linked, cmdline=("innkeeper.modules=a,b", "quiet"))
-    assert asked.kernel_cmdline().endswith("panic=-1 innkeeper.modules=virtio_console,a,b quiet")
-
-
 def test_monitor_and_console_are_the_inherited_descriptors(shape: MachineShape) -> None:
     chardevs = values(shape.argv(PIPES), "-chardev")
     assert any(text.startswith("socket,id=monitor,fd=7") for text in chardevs)

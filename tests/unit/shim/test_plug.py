@@ -335,7 +335,7 @@ async def test_an_agent_that_does_not_answer_in_time_leaves_it_plugged(bench: Be
     assert "device_del" not in bench.qemu.commands
 
 
-async def test_a_device_that_vanishes_while_the_agent_refuses_is_forgotten(bench: Bench) -> None:
+async def test_a_device_that_vanishes_while_the_agent_hangs_is_forgotten(bench: Bench) -> None:
     await bench.plug()
     bench.guest.hangs.add("prepare")
     unplug = asyncio.create_task(bench.plugger.unplug("data", LIMIT))

@@ -1,16 +1,5 @@
-"""Builds guest images: Debian 13, our agent, a kernel, an initrd. See guest-image/README.md."""
+"""Builds guest images: Debian 13, our agent, a kernel, an initrd. See guest-image/README.md.
 
-from innkeeper.image.builder import build
-from innkeeper.image.model import BuildOptions, Flavour, Image, ImageError
-from innkeeper.image.progress import Progress, Shown, Silent
-
-__all__ = [
-    "BuildOptions",
-    "Flavour",
-    "Image",
-    "ImageError",
-    "Progress",
-    "Shown",
-    "Silent",
-    "build",
-]
+`builder.build` is not named here on purpose: who only reads an image
+(`model.Image`) needs neither the builder nor rich.
+"""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from innkeeper.image.builder import build as build_image
 from innkeeper.image.check import check_image
 from innkeeper.image.checkout import find_checkout
-from innkeeper.image.model import BuildOptions, Flavour, Image, ImageError
+from innkeeper.image.model import BuildOptions, Flavour, Image
 from innkeeper.image.progress import Shown
-from innkeeper.shim.commands import CommandError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Guest images.")
 
@@ -102,28 +100,17 @@ def check(
         innkeeper image check --flavour generic --out ./my
     """
     console = Console()
-    try:
-        directory = (out or find_checkout().images) / flavour
-        check_image(Image.load(directory))
-        console.print(f"{directory}: as it must be", highlight=False)
-    except (ImageError, CommandError) as error:
-        _fail(console, error)
+    directory = (out or find_checkout().images) / flavour
+    check_image(Image.load(directory))
+    console.print(f"{directory}: as it must be", highlight=False)
 
 
 def _build_and_show(options: BuildOptions) -> None:
     console = Console()
     start = time.monotonic()
-    try:
-        with Shown(console) as progress:
-            image = build_image(options, progress)
-    except (ImageError, CommandError) as error:
-        _fail(console, error)
+    with Shown(console) as progress:
+        image = build_image(options, progress)
     _show(console, image, time.monotonic() - start)
-
-
-def _fail(console: Console, error: Exception) -> NoReturn:
-    console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-    raise typer.Exit(code=1) from error
 
 
 def _show(console: Console, image: Image, took: float) -> None:

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 AGENT_PORT = 1024
 """The vsock port of the agent's relay."""
 
-# Some kernels have the latter built in; asking for it then costs nothing.
-_VSOCK_MODULES = ("vmw_vsock_virtio_transport",)
-_SERIAL_MODULES = ("virtio_console",)
-
 _HELPER_LIMIT = 5.0
 _HELPER_LOOK = 0.01
 # The kernel's context ids below this are few and easily taken by other tools.
@@ -107,7 +103,7 @@ def _kernel_vsock(choice: Choice) -> Link:
     cid = _FIRST_CID + secrets.randbelow(_CIDS)
     return Link(
         choice=choice,
-        qemu=GuestLink(arguments=kernel_vsock.qemu_arguments(cid), modules=_VSOCK_MODULES),
+        qemu=GuestLink(arguments=kernel_vsock.qemu_arguments(cid)),
         transport=kernel_vsock.KernelVsock(VsockAddress(cid=cid, port=AGENT_PORT)),
     )
 
@@ -118,9 +114,7 @@ def _vhost_user(choice: Choice, paths: VmPaths) -> Link:
     helper = VhostUserVsock(program=choice.program, directory=paths.directory)
     return Link(
         choice=choice,
-        qemu=GuestLink(
-            arguments=helper.qemu_arguments(), modules=_VSOCK_MODULES, shared_memory=True
-        ),
+        qemu=GuestLink(arguments=helper.qemu_arguments(), shared_memory=True),
         transport=HybridVsock(helper.address(AGENT_PORT)),
         helper=helper,
     )
@@ -130,6 +124,6 @@ def _serial(choice: Choice, paths: VmPaths) -> Link:
     arguments = (*serial.CONTROLLER, *serial.qemu_arguments(paths.guest))
     return Link(
         choice=choice,
-        qemu=GuestLink(arguments=arguments, modules=_SERIAL_MODULES),
+        qemu=GuestLink(arguments=arguments),
         transport=serial.Serial(SerialAddress(path=paths.guest)),
     )

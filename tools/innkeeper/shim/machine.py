@@ -31,7 +31,6 @@ MEMORY_ID = "memory"
 # are how a kernel without KVM's clock finds out how fast its TSC runs.
 _LESS = "usb=off,sata=off,smbus=off,vmport=off,i8042=off,dump-guest-core=off"
 
-_MODULES = "innkeeper.modules="
 
 # QEMU may not gain privileges or start programs, whatever a guest makes of it.
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny"
@@ -42,9 +41,6 @@ class GuestLink:
     """What a transport adds to QEMU's command line."""
 
     arguments: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    """The guest's drivers for it. There is no udev in the guest to load what is
-    there from the start, so who puts a device in says what drives it."""
     shared_memory: bool = False
     """A process other than QEMU reads the guest's memory (vhost-user)."""
 
@@ -92,20 +88,8 @@ class MachineShape:
     def kernel_cmdline(self) -> str:
         # panic=-1: a panic resets the machine at once, and with -no-reboot that
         # ends QEMU, so that a dead kernel is noticed.
-        modules, others = self._modules()
-        words = (self.image.cmdline, "console=ttyS0", "panic=-1", modules, *others)
+        words = (self.image.cmdline, "console=ttyS0", "panic=-1", *self.cmdline)
         return " ".join(word for word in words if word)
-
-    def _modules(self) -> tuple[str, list[str]]:
-        """One word for all modules, the user's too: PID 1 takes the last one alone."""
-        wanted = [*self.link.modules]
-        others = []
-        for word in self.cmdline:
-            if word.startswith(_MODULES):
-                wanted += [name for name in word.removeprefix(_MODULES).split(",") if name]
-            else:
-                others.append(word)
-        return (_MODULES + ",".join(wanted) if wanted else ""), others
 
     def _machine(self) -> tuple[str, ...]:
         backend = f",memory-backend={MEMORY_ID}" if self.link.shared_memory else ""

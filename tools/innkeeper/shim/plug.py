@@ -248,7 +248,7 @@ class Plugger:
             if _is_away(error):
                 self._run_in_background(self._keep(disk))
             else:
-                disk.state = DeviceState.PLUGGED
+                await self._protect(self._stay(disk))
             raise
         except asyncio.CancelledError:
             # Not known whether the agent has let go; the caller waits no longer.
@@ -306,6 +306,10 @@ class Plugger:
         if disk.fate.done() and disk.fate.result() is Fate.KEPT:
             disk.fate = new_fate()
         await self._ignore_refusal(self._guest.cancel_detach(disk.id))
+        await self._stay(disk)
+
+    async def _stay(self, disk: PluggedDisk) -> None:
+        """Usable as before, unless it was removed meanwhile."""
         disk.state = DeviceState.PLUGGED
         if disk.fate.done() and disk.fate.result() is Fate.REMOVED:
             await self._lose(disk)

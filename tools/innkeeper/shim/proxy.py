@@ -9,6 +9,7 @@ error details too). Any number at once, on one connection to the guest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 HOST_PREFIX = "/innkeeper.v1.Host/"
 MESSAGE_LIMIT = 16 << 20
+
+# How long a guest's early refusal is kept for a caller that has not spoken yet.
+_FIRST_WORD = 1.0
 
 # Of this connection, not of the call; the next hop has its own.
 _HOP_BY_HOP = frozenset({"user-agent", "te", "content-type", "host"})
@@ -72,9 +76,11 @@ class GuestProxy(grpc.GenericRpcHandler):
         call: Call = self._guest.stream_stream(method)(
             timeout=_time_left(context), metadata=_passed_on(context.invocation_metadata())
         )
-        sender = asyncio.create_task(_send(requests, call))
+        spoken = asyncio.Event()
+        sender = asyncio.create_task(_send(requests, call, spoken))
         try:
             await _receive(call, context)
+            await _first_word(spoken)
             await self._finish(call, context)
         finally:
             # The guest has answered, or our caller has gone: either way nobody
@@ -94,12 +100,31 @@ class GuestProxy(grpc.GenericRpcHandler):
         context.set_details(await call.details() or "")
 
 
-async def _send(requests: AsyncIterator[bytes], call: Call) -> None:
-    """The caller's messages, then its end; a call that is over takes no more."""
-    async for request in requests:
-        if not await writing.write(call, request):
-            return
-    await writing.finish(call)
+async def _send(requests: AsyncIterator[bytes], call: Call, spoken: asyncio.Event) -> None:
+    """The caller's messages, then its end; a call that is over takes no more.
+
+    Sets `spoken` at the first message, or at the end of a caller without any.
+    """
+    try:
+        async for request in requests:
+            spoken.set()
+            if not await writing.write(call, request):
+                return
+        await writing.finish(call)
+    finally:
+        spoken.set()
+
+
+async def _first_word(spoken: asyncio.Event) -> None:
+    """Let the caller's first message arrive before a status that was there sooner.
+
+    A gRPC client in Python whose write fails because the call is over forgets
+    the status for INTERNAL "Internal error from Core" (see writing.py). Only a
+    caller that waits for us to speak first is held up.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_WORD):
+            await spoken.wait()
 
 
 async def _receive(call: Call, context: Context) -> None:

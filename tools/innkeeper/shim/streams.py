@@ -21,6 +21,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from innkeeper.shim import writing
 from innkeeper.v1 import processes_pb2, processes_pb2_grpc, types_pb2
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ class ProcessStreams:
         call = self._stub.Attach()
         sender: asyncio.Task[None] | None = None
         try:
-            await call.write(processes_pb2.AttachRequest(open=self._open_request()))
+            await writing.write(call, processes_pb2.AttachRequest(open=self._open_request()))
             async for response in call:
                 if response.WhichOneof("frame") == "opened":
                     sender = self._start_sending(call, response.opened)
@@ -294,9 +295,6 @@ class ProcessStreams:
                     await self._take(response)
                 if self._exit is not None:
                     return
-        except asyncio.InvalidStateError:
-            # A write that finds the call over says only that; the call knows why.
-            await _raise_status(call)
         finally:
             call.cancel()
             if sender is not None:
@@ -339,9 +337,10 @@ class ProcessStreams:
             while True:
                 self._changed.clear()
                 for frame in self._due(sent):
-                    await call.write(frame)
+                    if not await writing.write(call, frame):
+                        return
                 await self._changed.wait()
-        except (grpc.RpcError, asyncio.InvalidStateError):
+        except grpc.RpcError:
             return
 
     def _due(self, sent: _Sent) -> Iterator[processes_pb2.AttachRequest]:
@@ -435,9 +434,3 @@ def error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
         if detail.Unpack(info):
             return info
     return None
-
-
-async def _raise_status(call: AttachCall) -> None:
-    """Raises the status of a call that is over."""
-    async for _ in call:
-        pass
