@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
 from agent.core.errors import Reason, wrong_state
-from agent.core.model import BlockSource, ContainerRequest, RootPath, StorageRequest
+from agent.core.model import BlockSource, ContainerRequest, Event, RootPath, StorageRequest
+from agent.server.convert.sandbox import event as convert_event
 from innkeeper.v1 import devices_pb2, types_pb2
 from innkeeper.v1 import sandbox_pb2 as pb
 from innkeeper.v1.devices_pb2_grpc import DevicesStub
@@ -259,10 +262,21 @@ _KINDS = [
     ("device-vanished", pb.EVENT_KIND_DEVICE_GONE, {"asked": "no"}),
     ("device-lost", pb.EVENT_KIND_DEVICE_GONE, {"asked": "no"}),
     ("storage-attached", pb.EVENT_KIND_STORAGE_ATTACHED, {}),
-    ("storage-detached", pb.EVENT_KIND_STORAGE_GONE, {}),
+    ("storage-detached", pb.EVENT_KIND_STORAGE_GONE, {"asked": "yes"}),
+    ("storage-lost", pb.EVENT_KIND_STORAGE_GONE, {"asked": "no"}),
     ("agent-restarted", pb.EVENT_KIND_AGENT_RESTARTED, {}),
     ("of-a-newer-agent", pb.EVENT_KIND_UNSPECIFIED, {}),
 ]
+
+
+def test_every_event_that_the_agent_publishes_has_a_word(root: Path) -> None:
+    """A kind without one would reach the host as UNSPECIFIED."""
+    source = "".join(path.read_text() for path in (root / "agent").rglob("*.py"))
+    kinds = set(re.findall(r"publish\(\s*\"([a-z_-]+)\"", source))
+    assert {"container_created", "device-attached", "storage-lost"} <= kinds
+    happened = (Event(sequence=1, at=0.0, kind=kind, subject="x") for kind in kinds)
+    nameless = {each.kind for each in happened if not convert_event(each).kind}
+    assert nameless == set()
 
 
 @pytest.mark.parametrize(("kind", "word", "details"), _KINDS)
