@@ -2,106 +2,163 @@
 # Installs what Innkeeper needs on this machine: Debian packages, then a
 # virtual environment with exactly the versions of requirements.lock.
 #
-#   tools/setup.sh           does what is missing, and nothing when all is there
+#   tools/setup.sh                 does what is missing, and nothing when all is there
+#   tools/setup.sh --with-vsock    builds vhost-device-vsock too, where there is cargo
 #
 # On Debian 12 and 13 packages come by apt (as root, or with sudo). Elsewhere
-# the script names the commands that are missing and stops.
+# the script names what is missing and stops. A run that was interrupted is
+# taken up by the next one.
 set -eu
 
-cd "$(dirname "$0")/.."
+CDPATH='' cd "$(dirname "$0")/.."
 venv=build/venv
 packages=tools/setup-packages.txt
+# Debian's users have no sbin in PATH, and neither has root after a plain `su`.
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-wanted() { sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$packages"; }
+one_at_a_time() {
+    mkdir -p build || die "cannot write into $PWD; is the checkout another user's?"
+    command -v flock >/dev/null 2>&1 || return 0
+    exec 9>build/setup.lock
+    flock --nonblock 9 || { say "waiting for another set-up of this checkout"; flock 9; }
+}
 
-# Lines of setup-packages.txt: PACKAGE COMMAND-OR-FILE that proves it is there.
-missing_packages() {
-    wanted | while read -r package proof; do
-        present "$proof" || printf '%s ' "$package"
+# Lines of setup-packages.txt, as `PACKAGE PROOF WHAT FOR`.
+wanted() { sed -n -e 's/[[:space:]]*#[[:space:]]*/ /' -e '/^[a-z]/p' "$packages"; }
+
+# The same lines, only those whose proof is not there, or that dpkg has left half-way.
+missing() {
+    unfinished=" $(unfinished_packages | tr '\n' ' ')"
+    wanted | while read -r package proof use; do
+        case $unfinished in *" $package "*) ;; *) ! present "$proof" || continue ;; esac
+        printf '%s %s %s\n' "$package" "$proof" "$use"
     done
 }
 
 present() {
     case $1 in
+        venv-of-python) find_python >/dev/null ;;
         /*) [ -e "$1" ] ;;
-        *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null 2>&1 ;;
+        *) command -v "$1" >/dev/null 2>&1 ;;
     esac
 }
 
-debian_release() {
-    [ -r /etc/os-release ] || return 1
-    # shellcheck disable=SC1091
-    ( . /etc/os-release && [ "${ID:-}" = debian ] && printf '%s' "${VERSION_ID:-}" )
+unfinished_packages() {
+    command -v dpkg-query >/dev/null 2>&1 || return 0
+    wanted | cut -d ' ' -f 1 |
+        xargs dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' 2>/dev/null |
+        sed -n -E 's/ (unpacked|half-.*|triggers-.*)$//p'
 }
 
-as_root() {
-    if [ "$(id -u)" = 0 ]; then "$@"
-    elif command -v sudo >/dev/null 2>&1; then sudo "$@"
-    else die "to install: $* needs root, and there is no sudo. Run it as root once."
-    fi
+# A Python of 3.11 or later that can make virtual environments; never itself one's.
+find_python() {
+    for candidate in python3 /usr/bin/python3 python3.13 python3.12 python3.11; do
+        "$candidate" -c 'if True:
+            import sys, venv, ensurepip
+            sys.exit(1) if sys.version_info < (3, 11) else print(sys._base_executable)
+        ' 2>/dev/null && return 0
+    done
+    return 1
+}
+
+system() { # its name for people, then Debian's release number or nothing
+    ( ID='' VERSION_ID='' PRETTY_NAME=$(uname -s)
+      # shellcheck disable=SC1091
+      [ ! -r /etc/os-release ] || . /etc/os-release
+      case $1 in
+          name) printf '%s' "$PRETTY_NAME" ;;
+          debian) [ "$ID" != debian ] || printf '%s' "$VERSION_ID" ;;
+      esac )
 }
 
 install_packages() {
-    missing=$(missing_packages)
-    [ -n "$missing" ] || return 0
-    release=$(debian_release || true)
-    case $release in
+    lines=$(missing)
+    [ -n "$lines" ] || return 0
+    case $(system debian) in
         12|13) ;;
-        *) die "this is not Debian 12 or 13, so install by hand what provides: $missing(names are Debian's)" ;;
+        *) name_and_stop "$lines" ;;
     esac
-    say "installing with apt: $missing"
+    names=$(printf '%s\n' "$lines" | cut -d ' ' -f 1 | tr '\n' ' ')
+    say "installing with apt: $names"
     log=build/setup-apt.log
-    mkdir -p build
-    # shellcheck disable=SC2086
-    as_root sh -c "apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing" \
-        >"$log" 2>&1 || { tail -n 20 "$log" >&2; die "apt failed; the whole output is in $log"; }
-    left=$(missing_packages)
-    [ -z "$left" ] || die "apt installed its packages, but these are still not there: $left"
+    apt_install "$names" >"$log" 9>&- ||
+        { tail -n 20 "$log" >&2; die "apt failed (its whole output: $log); run the same command again when that is mended"; }
+    left=$(missing | cut -d ' ' -f 1 | tr '\n' ' ')
+    [ -z "$left" ] || die "apt says it has installed these, but they do not work: $left(see $log)"
 }
 
-# A Python of 3.11 or later that can make virtual environments.
-find_python() {
-    for candidate in python3 /usr/bin/python3 python3.13 python3.12 python3.11; do
-        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
-            >/dev/null 2>&1; then
-            printf '%s' "$candidate"
-            return 0
-        fi
+name_and_stop() {
+    say "this is $(system name). Set-up is automatic on Debian 12 and 13; here, install this first:"
+    printf '%s\n' "$1" | while read -r package proof use; do
+        [ "$proof" != venv-of-python ] || proof='python3 with venv'
+        say "$(printf '  %-22s %s; Debian'\''s package: %s' "$proof" "$use" "$package")"
     done
-    die "no Python 3.11 or later with the venv module is here (Debian: python3-venv)"
+    exit 1
 }
+
+# Takes up what an interrupted run left; waits for another apt (a new machine often updates itself).
+apt_install() {
+    as_root sh -c "exec 2>&1 </dev/null
+        export DEBIAN_FRONTEND=noninteractive
+        dpkg --configure -a || echo 'setup: going on, apt may mend it'
+        apt-get update || echo 'setup: going on with the lists that are there'
+        apt-get install --yes --fix-broken --no-install-recommends \
+            -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold $1"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; return; fi
+    command -v sudo >/dev/null 2>&1 || die "that needs root, and there is no sudo: run tools/setup.sh as root once"
+    sudo "$@"
+}
+
+# What the environment is made for: these versions, this place (scripts hold it), this Python.
+fingerprint() {
+    { cat requirements.lock; pwd; "$venv/bin/python" -c 'import sys; print(sys.version_info[:2])' 2>&1 || :; } |
+        sha256sum
+}
+
+made_for() { cat "$venv/$1" 2>/dev/null || :; }
 
 make_venv() {
-    stamp=$venv/installed
-    wanted_hash=$(cat requirements.lock pyproject.toml | sha256sum)
-    if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$wanted_hash" ]; then return 0; fi
-    python=$(find_python)
-    say "making the virtual environment in $venv with $("$python" --version)"
-    rm -rf "$venv"
-    "$python" -m venv "$venv"
-    "$venv/bin/pip" --disable-pip-version-check --quiet install --require-hashes -r requirements.lock
-    "$venv/bin/pip" --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
-    printf '%s' "$wanted_hash" >"$stamp"
+    if [ "$(made_for installed)" != "$(fingerprint)" ]; then
+        python=$(find_python) || die "no Python 3.11 or later with venv is here (Debian: python3-venv)"
+        say "making the virtual environment in $venv with $python (about a minute)"
+        rm -rf "$venv"
+        "$python" -m venv "$venv"
+        pip_install --require-hashes -r requirements.lock
+        fingerprint >"$venv/installed"
+    fi
+    project=$(sha256sum <pyproject.toml)
+    if [ "$(made_for project)" != "$project" ]; then
+        pip_install --no-deps --no-build-isolation -e .
+        printf '%s\n' "$project" >"$venv/project"
+    fi
+}
+
+pip_install() {
+    "$venv/bin/python" -m pip --disable-pip-version-check --quiet install "$@" ||
+        die "pip failed (see above). If it is the network, run the same command again when that is mended"
 }
 
 # Real vsock without a kernel module on the host; optional, see README.md.
 make_vhost_device_vsock() {
     binary=build/cargo/bin/vhost-device-vsock
     [ ! -x "$binary" ] || return 0
-    command -v vhost-device-vsock >/dev/null 2>&1 && return 0
+    ! command -v vhost-device-vsock >/dev/null 2>&1 || return 0
     command -v cargo >/dev/null 2>&1 || return 0
-    [ -c /dev/vhost-vsock ] && return 0
+    [ ! -c /dev/vhost-vsock ] || return 0
     say "building vhost-device-vsock with cargo (a minute or two, once)"
-    mkdir -p build
     if ! cargo install --quiet --locked --version "$(cat tools/vhost-device-vsock.version)" \
         --root build/cargo vhost-device-vsock >build/setup-cargo.log 2>&1; then
         say "it could not be built (build/setup-cargo.log); virtio-serial is used instead"
     fi
 }
 
+one_at_a_time
 install_packages
 make_venv
 if [ "${1:-}" = --with-vsock ]; then make_vhost_device_vsock; fi

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc import aio
 
 from innkeeper.shim.client import (
     Phase,
@@ -30,7 +31,7 @@ from innkeeper.shim.client import (
 from innkeeper.shim.errors import Reason
 from innkeeper.shim.machine import PROGRAM
 from innkeeper.shim.statedir import is_locked
-from innkeeper.v1 import host_pb2
+from innkeeper.v1 import host_pb2, host_pb2_grpc
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.contract, pytest.mark.operations]
@@ -314,6 +315,20 @@ async def test_a_tied_vm_ends_with_its_starter(host: Host) -> None:
     os.close(vm.leash)
     await daemon.ended()
     await qemu.ended()
+
+
+async def test_qemu_is_asked_questions_and_nothing_else(host: Host) -> None:
+    async with running(host) as vm, vm.channel() as channel:
+        stub = host_pb2_grpc.HostStub(channel)
+        answer = await stub.Query(host_pb2.QueryQemuRequest(command="query-status"))
+        assert json.loads(answer.answer)["status"] == "running"
+        for command in ("quit", "device_del", "", "query-", "query-status\n", "QUERY-STATUS"):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await stub.Query(host_pb2.QueryQemuRequest(command=command))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, command
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stub.Query(host_pb2.QueryQemuRequest(command="query-nothing"))
+        assert "query-nothing" in (caught.value.details() or "")
 
 
 async def test_a_disk_is_plugged_listed_and_unplugged(host: Host, tmp_path: Path) -> None:

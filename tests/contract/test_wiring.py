@@ -121,6 +121,14 @@ async def test_a_socket_that_a_killed_agent_left_is_replaced(pid1: FakePid1) -> 
         await SandboxStub(channel).Describe(sandbox_pb2.DescribeSandboxRequest())
 
 
+async def test_an_agent_that_serves_takes_the_reason_away_why_it_did_not(pid1: FakePid1) -> None:
+    """PID 1 leaves it; a relay that finds it would tell callers of an end long past."""
+    _roots(pid1).agent_status.write_text("restarting; last exit: signal 9\n", encoding="utf-8")
+    async with running(pid1) as channel:
+        await SandboxStub(channel).Describe(sandbox_pb2.DescribeSandboxRequest())
+        assert not _roots(pid1).agent_status.exists()
+
+
 async def test_damaged_state_does_not_keep_the_agent_away(pid1: FakePid1) -> None:
     for kind in ("devices", "storages", "containers", "processes", "sandbox", "agent"):
         folder = _roots(pid1).state / kind

@@ -93,13 +93,17 @@ class FakePid1:
             self._reap(pidfd)
 
     def watch_orphans(self) -> None:
-        """Reap, with `reaping`, every orphan that comes to us from a cgroup below /pods."""
+        """Reap, with `reaping`, every orphan that comes to us from a cgroup below /pods.
+
+        `crun exec` joins the container's cgroup itself, and is its caller's to reap; only
+        what it starts is in a pid namespace of its own.
+        """
         self._loop.add_signal_handler(signal.SIGCHLD, self._look_for_orphans)
 
     def _look_for_orphans(self) -> None:
         known = {pid for pid, _ in self._children.values()}
         for pid in children_of(os.getpid()) - known:
-            if (cgroup := _cgroup(pid)).startswith("/pods/"):
+            if _is_inside(pid) and (cgroup := _cgroup(pid)).startswith("/pods/"):
                 self._adopt(pid, cgroup)
 
     def _adopt(self, pid: int, cgroup: str) -> None:
@@ -230,6 +234,15 @@ def children_of(parent: int) -> set[int]:
         if int(fields[1]) == parent:
             found.add(int(entry.parent.name))
     return found
+
+
+def _is_inside(pid: int) -> bool:
+    """Whether it has another pid in a namespace below ours (NSpid of proc_pid_status(5))."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
 
 def _cgroup(pid: int) -> str:

@@ -38,6 +38,7 @@ from agent.linux.block import NodeNumbers, node_numbers
 from agent.linux.mounting import parse_mountinfo
 from agent.linux.uevents import KernelUevents
 from tests.fakes.hotplug import turns
+from tests.privileged import loops
 
 pytestmark = [
     pytest.mark.privileged,
@@ -48,26 +49,19 @@ pytestmark = [
 MIB = 1 << 20
 
 
-def run(*argv: str) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[str]:
     """A loop device with an empty ext4."""
-    for tool in ("losetup", "mkfs.ext4"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not on this machine")
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("mkfs.ext4 is not on this machine")
+    if not loops.CONTROL.exists():
+        pytest.skip("this machine's kernel has no loop devices")
     image = tmp_path / "disk.img"
     with image.open("wb") as file:
         file.truncate(16 * MIB)
-    run("mkfs.ext4", "-q", str(image))
-    try:
-        device = run("losetup", "--find", "--show", str(image))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no loop devices here: {error.stderr}")
-    yield device
-    run("losetup", "--detach", device)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    with loops.attached(image) as device:
+        yield device
 
 
 class Lab:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,12 +29,14 @@ def roots() -> Roots:
 
 
 @pytest.fixture
-def group(roots: Roots) -> Iterator[Cgroup]:
+async def group(roots: Roots) -> AsyncIterator[Cgroup]:
     path = f"/innkeeper-test-{os.getpid()}"
     (roots.cgroup / path.lstrip("/") / "nested").mkdir(parents=True)
     group = Cgroup(roots, path)
     yield group
     group.kill()
+    # The kernel refuses to remove a group while one that was killed has not quite ended.
+    await group.wait_empty(Deadline.after(30))
     for process in children:
         process.wait()
     children.clear()
@@ -45,11 +47,14 @@ children: list[subprocess.Popen[bytes]] = []
 
 
 def put_in(roots: Roots, group: Cgroup, nested: str = "") -> int:
-    """A process in the group, which starts more of its kind."""
-    process = subprocess.Popen(["/bin/sh", "-c", "sleep 100 & sleep 100 & wait"])
-    children.append(process)
+    """A process in the group, which starts more of its kind there."""
     procs = roots.cgroup / group.path.lstrip("/") / nested / "cgroup.procs"
-    procs.write_text(str(process.pid))
+    script = 'echo $$ >"$0"; echo; sleep 100 & sleep 100 & wait'
+    process = subprocess.Popen(["/bin/sh", "-c", script, str(procs)], stdout=subprocess.PIPE)
+    children.append(process)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == b"\n"
     return process.pid
 
 
@@ -79,7 +84,7 @@ async def test_a_group_with_somebody_in_it_is_not_removed(roots: Roots, group: C
     assert caught.value.reason is Reason.STILL_IN_USE
 
 
-def test_a_member_is_known_by_its_group(roots: Roots, group: Cgroup) -> None:
+async def test_a_member_is_known_by_its_group(roots: Roots, group: Cgroup) -> None:
     pid = put_in(roots, group, "nested")
     with ExitStack() as stack:
         inside = open_member(roots, pid, group.path)

@@ -166,12 +166,18 @@ def pattern(size: int) -> bytes:
 class Ends:
     """The process that an agent serves: it writes, and reads what it is fed."""
 
-    def __init__(self, data: bytes, stdout: int, stdin: int) -> None:
+    def __init__(self, data: bytes, stdout: int, stdin: int, out: int) -> None:
         self._data = data
         self._stdout = stdout
         self._stdin = stdin
+        self._out = out
         self.written = 0
         self.got = bytearray()
+
+    @property
+    def moved(self) -> int:
+        """Bytes that came through, in both directions."""
+        return os.fstat(self._out).st_size + len(self.got)
 
     def turn(self) -> None:
         """Write and read what goes now."""
@@ -197,26 +203,28 @@ def test_a_process_that_splices_can_be_killed_at_any_point() -> None:
         for fd in (stdout_write, stdin_read):
             os.set_blocking(fd, False)
         os.pwrite(spool, data, 0)
-        process = Ends(data, stdout_write, stdin_read)
+        process = Ends(data, stdout_write, stdin_read, out)
         dice = random.Random(7)
         lives = 0
-        while len(process.got) < len(data) or os.fstat(out).st_size < len(data):
-            with one_life(stdout_read, out, spool, stdin_write):
+        while process.moved < 2 * len(data):
+            goal = min(2 * len(data), process.moved + dice.randrange(1_000_000))
+            with one_life(stdout_read, out, spool, stdin_write) as agent:
                 lives += 1
-                for _ in range(dice.randrange(20_000, 60_000)):
+                while process.moved < goal:
                     process.turn()
+                    assert agent.poll() is None, "the agent ended by itself"
         assert os.pread(out, len(data), 0) == data
         assert process.got == data
         assert lives > 1
 
 
 @contextlib.contextmanager
-def one_life(*fds: int) -> Iterator[None]:
-    """An agent that only splices, killed when the block ends."""
+def one_life(*fds: int) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that only splices, killed when the block ends, whatever it does then."""
     argv = [sys.executable, "-c", AGENT, *map(str, fds)]
     agent = subprocess.Popen(argv, pass_fds=fds, cwd=REPOSITORY)
     try:
-        yield
+        yield agent
     finally:
         agent.kill()
         agent.wait()

@@ -53,7 +53,7 @@ async def guest(image: Path) -> AsyncIterator[Guest]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def vhost_device_vsock() -> str:
     """The program that gives a VM real vsock without a host kernel module."""
     found = shutil.which("vhost-device-vsock")

@@ -127,10 +127,10 @@ class Guest:
         request = containers.RemoveContainerRequest(id=name)
         await self.when_serving(lambda: self.containers.Remove(request))
 
-    async def follow(self, ref: types.ProcessRef) -> Finished:
-        """All output from the beginning to the exit."""
+    async def follow(self, ref: types.ProcessRef, *, limit: float = 240) -> Finished:
+        """All output from the beginning to the exit, which must come within `limit` seconds."""
         output = {types.STREAM_KIND_STDOUT: b"", types.STREAM_KIND_STDERR: b""}
-        call = self.processes.Attach(timeout=240)
+        call = self.processes.Attach(timeout=limit)
         await call.write(processes.AttachRequest(open=processes.OpenStreams(process=ref)))
         async for answer in call:
             match answer.WhichOneof("frame"):

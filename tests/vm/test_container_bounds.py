@@ -13,15 +13,15 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from innkeeper.shim.guest_disk import make_disk
 from innkeeper.v1 import containers_pb2 as containers
 from innkeeper.v1 import host_pb2 as host
 from innkeeper.v1 import processes_pb2 as processes
 from innkeeper.v1 import storages_pb2 as storages
 from innkeeper.v1 import types_pb2 as types
+from tests.vm.disks import copy_busybox, mounted, on_disk
 from tests.vm.guest import Guest, create_request, reason, refused
 from tests.vm.observer import Observer, observing
-from tests.vm.test_containers import added, done, ref
+from tests.vm.test_containers import added, attached, done, ref
 
 pytestmark = [pytest.mark.vm, pytest.mark.containers]
 
@@ -92,14 +92,27 @@ async def test_the_agents_sockets_are_not_in_a_container(guest: Guest) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def data(guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """A storage with one file, `file`."""
+    tree = tmp_path_factory.mktemp("data")
+    (tree / "file").write_text("content\n")
+    async with mounted(guest, "data", tree) as name:
+        yield name
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hostile(
-    guest: Guest, tmp_path_factory: pytest.TempPathFactory, root: Path
+    guest: Guest, tmp_path_factory: pytest.TempPathFactory, image: Path
 ) -> AsyncIterator[str]:
     """A storage with a root whose links all lead out, on a disk that is plugged in."""
     tree = tmp_path_factory.mktemp("hostile")
-    for name in ("proc", "sys", "dev", "tmp", "run", "var", "etc"):
-        (tree / name).mkdir()
+    for name in ("proc", "sys", "dev", "tmp", "run", "var", "etc", "usr/bin"):
+        (tree / name).mkdir(parents=True)
+    copy_busybox(image, tree / "usr/bin/busybox")
+    (tree / "usr/bin/busybox").chmod(0o755)
     links = {
+        "usr/bin/sh": "busybox",
+        "usr/bin/cat": "busybox",
         "bin": "/usr/bin",
         "var/run": "/run",
         "var/run2": "/run2",
@@ -111,5 +124,206 @@ async def hostile(
     }
     for name, target in links.items():
         (tree / name).symlink_to(target)
-    async with _plugged(guest, "hostile", tree):
-        yield "hostile"
+    async with mounted(guest, "hostile", tree) as name:
+        yield name
+
+
+def _in_hostile_root(
+    name: str, script: str, destination: str, *, layer: bool = True, **more: Any
+) -> containers.CreateContainerRequest:
+    mount = containers.StorageMount(storage_id="data", destination=destination)
+    request = create_request(name, script, storages=(mount,), **more)
+    request.storage_id = "hostile"
+    request.writable_layer = layer
+    return request
+
+
+@pytest.mark.parametrize("layer", [True, False])
+@pytest.mark.parametrize(
+    ("destination", "place"),
+    [
+        ("/var/run/example", "/run/example"),
+        ("/var/run2/secrets/x/y", "/tmp/run2/secrets/x/y"),
+        ("/up/evil", "/run/innkeeper/evil"),
+        ("/../../run/evil", "/run/evil"),
+    ],
+)
+async def test_links_of_a_root_stay_in_it(
+    guest: Guest, observer: Observer, data: str, hostile: str, destination: str, place: str, layer: bool
+) -> None:
+    """Targets below absolute links once landed in the guest (cases 56 and 57)."""
+    before = await observer.ask("find /guest/run /guest/tmp -xdev | grep -v innkeeper/")
+    name = "links"
+    await guest.containers.Create(
+        _in_hostile_root(name, f"cat {destination}/file {place}/file", destination, layer=layer)
+    )
+    await guest.containers.Start(containers.StartContainerRequest(id=name))
+    finished = await guest.follow(ref(name))
+    assert finished.stdout == b"content\n" * 2
+    after = await observer.ask("find /guest/run /guest/tmp -xdev | grep -v innkeeper/")
+    assert after == before
+    await guest.remove(name)
+
+
+async def test_a_loop_of_links_is_an_error(
+    guest: Guest, observer: Observer, data: str, hostile: str
+) -> None:
+    before = await observer.census()
+    with pytest.raises(aio.AioRpcError) as caught:
+        await guest.containers.Create(_in_hostile_root("loop", "true", "/a/x"))
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert reason(caught.value) == "RUNTIME_REFUSED"
+    assert "symbolic links" in (caught.value.details() or "")
+    await observer.returns_to(before)
+
+
+async def test_a_file_over_a_dangling_link(guest: Guest, data: str, hostile: str) -> None:
+    """The target comes to be in the root; no puzzle of EEXIST (case 59)."""
+    mount = {
+        "destination": "/etc/localtime",
+        "type": "bind",
+        "source": "/usr/lib/os-release",
+        "options": ["bind", "ro"],
+    }
+    await guest.containers.Create(
+        _in_hostile_root("zone", "cat /etc/localtime", "/mnt", mounts=[mount])
+    )
+    await guest.containers.Start(containers.StartContainerRequest(id="zone"))
+    finished = await guest.follow(ref("zone"))
+    assert b"Debian" in finished.stdout
+    await guest.remove("zone")
+
+
+# Storages.
+
+
+async def test_containers_share_a_storage_and_it_is_counted(guest: Guest, data: str) -> None:
+    """While one of them is left it is not unmounted; afterwards it is."""
+    mount = containers.StorageMount(storage_id=data, destination="/data")
+    first = await guest.start("echo one >/data/shared; sleep 300", storages=(mount,))
+    second = await guest.start("read line; cat /data/shared", storages=(mount,))
+    assert await _users(guest, data) == sorted((first, second))
+    used = (grpc.StatusCode.FAILED_PRECONDITION, "STILL_IN_USE")
+    detach = storages.DetachStorageRequest(id=data)
+    assert await refused(guest.storages.Detach(detach)) == used
+    attachment = await attached(guest, ref(second))
+    await attachment.send(b"go\n")
+    assert (await attachment.to_the_end()).stdout == b"one\n"
+    await guest.remove(first)
+    assert await refused(guest.storages.Detach(detach)) == used
+    assert await refused(guest.host.Unplug(host.UnplugRequest(id=data))) == used
+    await guest.remove(second)
+    assert await _users(guest, data) == []
+    await guest.storages.Detach(detach)
+    await guest.storages.Attach(storages.AttachStorageRequest(storage=on_disk(data, data)))
+
+
+async def _users(guest: Guest, name: str) -> list[str]:
+    storage = await guest.storages.Get(storages.GetStorageRequest(id=name))
+    return list(storage.users)
+
+
+async def test_a_storage_is_read_only_where_it_was_asked_for(guest: Guest, data: str) -> None:
+    """The flag counts for this mount alone (case 62)."""
+    read_only = containers.StorageMount(storage_id=data, destination="/ro", options=["ro"])
+    writable = containers.StorageMount(storage_id=data, destination="/rw")
+    finished = await guest.run(
+        "echo x >/rw/x && rm /rw/x && echo written; echo x >/ro/x", storages=(read_only, writable)
+    )
+    assert finished.stdout == b"written\n"
+    assert b"Read-only file system" in finished.stderr
+
+
+# What is left behind.
+
+
+async def test_a_create_that_fails_leaves_nothing(guest: Guest, observer: Observer) -> None:
+    """It carries the runtime's own words."""
+    await guest.run("true")
+    before = await observer.census()
+    for number, (process, words) in enumerate(
+        (
+            ({"args": ["/no/such/program"]}, "/no/such/program"),
+            ({"args": ["/etc"]}, "regular file"),
+            ({"args": ["true"], "cwd": "/no/such/directory"}, "/no/such/directory"),
+            ({"args": ["true"], "capabilities": {"bounding": ["CAP_NONSENSE"]}}, "CAP_NONSENSE"),
+        )
+    ):
+        request = create_request(f"failing{number}", "", process=process)
+        request.writable_layer = number % 2 == 0 and "cwd" not in process
+        with pytest.raises(aio.AioRpcError) as caught:
+            await guest.containers.Create(request)
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION, process
+        assert reason(caught.value) == "RUNTIME_REFUSED"
+        assert words in (caught.value.details() or "")
+    await observer.returns_to(before)
+
+
+async def test_an_exec_that_fails_leaves_nothing(guest: Guest, observer: Observer) -> None:
+    name = await guest.start("sleep 300")
+    await done(guest, name, "true", terminal=True)
+    await done(guest, name, "true")
+    before = await observer.census()
+    for terminal in (False, True):
+        for _ in range(10):
+            code, why = await refused(
+                added(guest, name, "", args=["/no/such/program"], terminal=terminal)
+            )
+            assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "RUNTIME_REFUSED")
+    await observer.returns_to(before)
+    await guest.remove(name)
+
+
+async def test_orphans_leave_no_zombies(guest: Guest, observer: Observer) -> None:
+    """Without a pid namespace PID 1 takes them in (case 82); with one they end with it."""
+    namespaces = [{"type": "mount"}]
+    before = await observer.census()
+    shared = await guest.start("sleep 300", linux={"namespaces": namespaces})
+    own = await guest.start("sleep 300")
+    for _ in range(100 if SOAK else 10):
+        for name in (shared, own):
+            assert (await done(guest, name, "(sleep 0.1 &); (true &); exit 0")).code == 0
+    await guest.remove(own)
+    await guest.remove(shared)
+    await observer.returns_to(before)
+
+
+@pytest.mark.timeout(900)
+async def test_containers_leave_nothing(
+    guest: Guest, observer: Observer, record_property: Any
+) -> None:
+    await guest.run("true")
+    before = await observer.census()
+    record_property("agent_rss_before", await _resident(guest))
+    for number in range(100 if SOAK else 20):
+        assert (await guest.run(f"exit {number}", process=_terminal(number))).code == number
+    record_property("agent_rss_after", await _resident(guest))
+    await observer.returns_to(before)
+
+
+@pytest.mark.timeout(900)
+async def test_added_processes_leave_nothing(
+    guest: Guest, observer: Observer, record_property: Any
+) -> None:
+    """A thousand of them once used up the agent's descriptors (case 102). While the
+    container is there, what each of them wrote is kept; then all of it goes."""
+    before = await observer.census()
+    name = await guest.start("sleep 300")
+    await done(guest, name, "true", terminal=True)
+    running = await observer.census()
+    record_property("agent_rss_before", await _resident(guest))
+    for number in range(200 if SOAK else 40):
+        assert (await done(guest, name, f"exit {number}", **_terminal(number))).code == number
+    record_property("agent_rss_after", await _resident(guest))
+    after = await observer.census()
+    assert (after.agent, after.init) == (running.agent, running.init)
+    await guest.remove(name)
+    await observer.returns_to(before)
+
+
+def _terminal(number: int) -> dict[str, bool]:
+    return {"terminal": number % 2 == 1}
+
+
+async def _resident(guest: Guest) -> int:
+    return next(each.resident for each in (await guest.describe()).memory if each.name == "agent")

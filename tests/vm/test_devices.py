@@ -206,10 +206,12 @@ async def _everything(guest: Guest) -> dict[str, object]:
         " ls /proc/1/fd | wc -l; grep -v bundles /proc/1/mountinfo | wc -l;"
         " ls /sys/bus/pci/devices | tr '\\n' ' '; ls /sys/block | tr '\\n' ' '"
     )
+    buses = await guest.host.Query(host.QueryQemuRequest(command="query-pci"))
     listed = await guest.devices.List(devices.ListDevicesRequest())
     plugged = await guest.host.ListPlugged(host.ListPluggedRequest())
     return {
         "guest": seen,
+        "QEMU's query-pci": buses.answer,
         "devices": sorted(each.device.id for each in listed.devices),
         "plugged": [each.id for each in plugged.devices],
         "free ports": vm.free_ports,

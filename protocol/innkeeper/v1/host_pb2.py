@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from innkeeper.v1 import devices_pb2 as innkeeper_dot_v1_dot_devices__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17innkeeper/v1/host.proto\x12\x0cinnkeeper.v1\x1a\x1ainnkeeper/v1/devices.proto\"\x13\n\x11\x44\x65scribeVmRequest\"\xed\x01\n\rVmDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08qemu_pid\x18\x03 \x01(\x05\x12\x12\n\ndaemon_pid\x18\x04 \x01(\x05\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x05 \x01(\t\x12\x11\n\ttransport\x18\x06 \x01(\t\x12\x13\n\x0b\x63onsole_log\x18\x07 \x01(\t\x12\r\n\x05image\x18\x08 \x01(\t\x12\x1b\n\x13\x66irst_answer_micros\x18\t \x01(\x04\x12\x12\n\nfree_ports\x18\n \x01(\r\x12\x0e\n\x06memory\x18\x0b \x01(\x04\x12\x0c\n\x04\x63pus\x18\x0c \x01(\r\"g\n\x0fPlugDiskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12\x11\n\tread_only\x18\x04 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"Y\n\x10PlugDiskResponse\x12.\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x1c.innkeeper.v1.AttachedDevice\x12\x15\n\rusable_micros\x18\x02 \x01(\x04\"4\n\rUnplugRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\"\x10\n\x0eUnplugResponse\"\x14\n\x12ListPluggedRequest\"C\n\x13ListPluggedResponse\x12,\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x1b.innkeeper.v1.PluggedDevice\"J\n\rPluggedDevice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08pci_path\x18\x02 \x01(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\"&\n\rStopVmRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"\x1f\n\x0eStopVmResponse\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x32\xf7\x02\n\x04Host\x12H\n\x08\x44\x65scribe\x12\x1f.innkeeper.v1.DescribeVmRequest\x1a\x1b.innkeeper.v1.VmDescription\x12I\n\x08PlugDisk\x12\x1d.innkeeper.v1.PlugDiskRequest\x1a\x1e.innkeeper.v1.PlugDiskResponse\x12\x43\n\x06Unplug\x12\x1b.innkeeper.v1.UnplugRequest\x1a\x1c.innkeeper.v1.UnplugResponse\x12R\n\x0bListPlugged\x12 .innkeeper.v1.ListPluggedRequest\x1a!.innkeeper.v1.ListPluggedResponse\x12\x41\n\x04Stop\x12\x1b.innkeeper.v1.StopVmRequest\x1a\x1c.innkeeper.v1.StopVmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17innkeeper/v1/host.proto\x12\x0cinnkeeper.v1\x1a\x1ainnkeeper/v1/devices.proto\"\x13\n\x11\x44\x65scribeVmRequest\"\xed\x01\n\rVmDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08qemu_pid\x18\x03 \x01(\x05\x12\x12\n\ndaemon_pid\x18\x04 \x01(\x05\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x05 \x01(\t\x12\x11\n\ttransport\x18\x06 \x01(\t\x12\x13\n\x0b\x63onsole_log\x18\x07 \x01(\t\x12\r\n\x05image\x18\x08 \x01(\t\x12\x1b\n\x13\x66irst_answer_micros\x18\t \x01(\x04\x12\x12\n\nfree_ports\x18\n \x01(\r\x12\x0e\n\x06memory\x18\x0b \x01(\x04\x12\x0c\n\x04\x63pus\x18\x0c \x01(\r\"g\n\x0fPlugDiskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12\x11\n\tread_only\x18\x04 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"Y\n\x10PlugDiskResponse\x12.\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x1c.innkeeper.v1.AttachedDevice\x12\x15\n\rusable_micros\x18\x02 \x01(\x04\"4\n\rUnplugRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\"\x10\n\x0eUnplugResponse\"\x14\n\x12ListPluggedRequest\"C\n\x13ListPluggedResponse\x12,\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x1b.innkeeper.v1.PluggedDevice\"J\n\rPluggedDevice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08pci_path\x18\x02 \x01(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\"#\n\x10QueryQemuRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\t\"#\n\x11QueryQemuResponse\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\"&\n\rStopVmRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"\x1f\n\x0eStopVmResponse\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x32\xc1\x03\n\x04Host\x12H\n\x08\x44\x65scribe\x12\x1f.innkeeper.v1.DescribeVmRequest\x1a\x1b.innkeeper.v1.VmDescription\x12I\n\x08PlugDisk\x12\x1d.innkeeper.v1.PlugDiskRequest\x1a\x1e.innkeeper.v1.PlugDiskResponse\x12\x43\n\x06Unplug\x12\x1b.innkeeper.v1.UnplugRequest\x1a\x1c.innkeeper.v1.UnplugResponse\x12R\n\x0bListPlugged\x12 .innkeeper.v1.ListPluggedRequest\x1a!.innkeeper.v1.ListPluggedResponse\x12H\n\x05Query\x12\x1e.innkeeper.v1.QueryQemuRequest\x1a\x1f.innkeeper.v1.QueryQemuResponse\x12\x41\n\x04Stop\x12\x1b.innkeeper.v1.StopVmRequest\x1a\x1c.innkeeper.v1.StopVmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,10 +50,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPLUGGEDRESPONSE']._serialized_end=687
   _globals['_PLUGGEDDEVICE']._serialized_start=689
   _globals['_PLUGGEDDEVICE']._serialized_end=763
-  _globals['_STOPVMREQUEST']._serialized_start=765
-  _globals['_STOPVMREQUEST']._serialized_end=803
-  _globals['_STOPVMRESPONSE']._serialized_start=805
-  _globals['_STOPVMRESPONSE']._serialized_end=836
-  _globals['_HOST']._serialized_start=839
-  _globals['_HOST']._serialized_end=1214
+  _globals['_QUERYQEMUREQUEST']._serialized_start=765
+  _globals['_QUERYQEMUREQUEST']._serialized_end=800
+  _globals['_QUERYQEMURESPONSE']._serialized_start=802
+  _globals['_QUERYQEMURESPONSE']._serialized_end=837
+  _globals['_STOPVMREQUEST']._serialized_start=839
+  _globals['_STOPVMREQUEST']._serialized_end=877
+  _globals['_STOPVMRESPONSE']._serialized_start=879
+  _globals['_STOPVMRESPONSE']._serialized_end=910
+  _globals['_HOST']._serialized_start=913
+  _globals['_HOST']._serialized_end=1362
 # @@protoc_insertion_point(module_scope)

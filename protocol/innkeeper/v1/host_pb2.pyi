@@ -289,6 +289,52 @@ class PluggedDevice(_message.Message):
 Global___PluggedDevice: _TypeAlias = PluggedDevice  # noqa: Y015
 
 @_typing.final
+class QueryQemuRequest(_message.Message):
+    """Host.Query."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    command: _builtins.str
+    """"query-pci", "query-block", "query-status", ...; BAD_FIELD for any other
+    kind of command, QEMU_REFUSED for a question that QEMU does not know.
+    """
+    def __init__(
+        self,
+        *,
+        command: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryQemuRequest: _TypeAlias = QueryQemuRequest  # noqa: Y015
+
+@_typing.final
+class QueryQemuResponse(_message.Message):
+    """Host.Query's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    answer: _builtins.str
+    """QEMU's answer as JSON, as its QMP reference describes it."""
+    def __init__(
+        self,
+        *,
+        answer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryQemuResponse: _TypeAlias = QueryQemuResponse  # noqa: Y015
+
+@_typing.final
 class StopVmRequest(_message.Message):
     """Host.Stop."""
 

@@ -45,6 +45,10 @@ class HostStub:
     """Detaches a device in the guest and unplugs it, as one transaction."""
     ListPlugged: _grpc.UnaryUnaryMultiCallable[_host_pb2.ListPluggedRequest, _host_pb2.ListPluggedResponse]
     """What is plugged in, with its ports."""
+    Query: _grpc.UnaryUnaryMultiCallable[_host_pb2.QueryQemuRequest, _host_pb2.QueryQemuResponse]
+    """Asks QEMU one of its own questions, for whoever must find out at night what
+    it thinks: only QMP commands that begin with "query-", which change nothing.
+    """
     Stop: _grpc.UnaryUnaryMultiCallable[_host_pb2.StopVmRequest, _host_pb2.StopVmResponse]
     """Powers the VM off and ends the daemon."""
 
@@ -63,6 +67,10 @@ class HostAsyncStub(HostStub):
     """Detaches a device in the guest and unplugs it, as one transaction."""
     ListPlugged: _aio.UnaryUnaryMultiCallable[_host_pb2.ListPluggedRequest, _host_pb2.ListPluggedResponse]  # type: ignore[assignment]
     """What is plugged in, with its ports."""
+    Query: _aio.UnaryUnaryMultiCallable[_host_pb2.QueryQemuRequest, _host_pb2.QueryQemuResponse]  # type: ignore[assignment]
+    """Asks QEMU one of its own questions, for whoever must find out at night what
+    it thinks: only QMP commands that begin with "query-", which change nothing.
+    """
     Stop: _aio.UnaryUnaryMultiCallable[_host_pb2.StopVmRequest, _host_pb2.StopVmResponse]  # type: ignore[assignment]
     """Powers the VM off and ends the daemon."""
 
@@ -102,6 +110,16 @@ class HostServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_host_pb2.ListPluggedResponse, _abc.Awaitable[_host_pb2.ListPluggedResponse]]:
         """What is plugged in, with its ports."""
+
+    @_abc_1.abstractmethod
+    def Query(
+        self,
+        request: _host_pb2.QueryQemuRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_host_pb2.QueryQemuResponse, _abc.Awaitable[_host_pb2.QueryQemuResponse]]:
+        """Asks QEMU one of its own questions, for whoever must find out at night what
+        it thinks: only QMP commands that begin with "query-", which change nothing.
+        """
 
     @_abc_1.abstractmethod
     def Stop(

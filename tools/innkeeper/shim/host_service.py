@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     Context = aio.ServicerContext[Any, Any]
 
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_QUESTION = re.compile(r"query-[a-z0-9-]{1,60}")
 _LONGEST_GRACE = 600.0
 
 _log = logging.getLogger(__name__)
@@ -85,6 +87,15 @@ class HostService(host_pb2_grpc.HostServicer):
         found = self._vm.parts.plugger.list()
         return host_pb2.ListPluggedResponse(devices=[_told(disk) for disk in found])
 
+    async def Query(  # noqa: N802
+        self, request: host_pb2.QueryQemuRequest, context: Context
+    ) -> host_pb2.QueryQemuResponse:
+        async with _answering(context):
+            question = _question(request.command)
+            self._vm.require_running()
+            answer = await self._vm.parts.qemu.monitor.execute(question)
+            return host_pb2.QueryQemuResponse(answer=json.dumps(answer))
+
     async def Stop(  # noqa: N802
         self, request: host_pb2.StopVmRequest, context: Context
     ) -> host_pb2.StopVmResponse:
@@ -103,6 +114,18 @@ def check_id(device_id: str) -> str:
             fields={"field": "id"},
         )
     return device_id
+
+
+def _question(command: str) -> str:
+    """Raises BAD_FIELD for what is not a plain question."""
+    if not _QUESTION.fullmatch(command):
+        raise ShimError(
+            Reason.BAD_FIELD,
+            f"command {command[:80]!r}: not a question to QEMU",
+            hint="a QMP command that begins with query-, such as query-pci",
+            fields={"field": "command"},
+        )
+    return command
 
 
 def _grace(seconds: float) -> float:

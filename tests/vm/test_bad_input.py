@@ -1,0 +1,591 @@
+"""Bad input in every method that is built: a typed error, and nothing has changed.
+
+The table below has an entry for every method of the protocol's descriptors that
+doesn't answer NOT_BUILT_YET, so a new one can't be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from grpc import aio
+
+from innkeeper.shim.client import ColdDisk, VmSpec
+from innkeeper.v1 import containers_pb2 as containers
+from innkeeper.v1 import devices_pb2 as devices
+from innkeeper.v1 import files_pb2 as files
+from innkeeper.v1 import host_pb2 as host
+from innkeeper.v1 import network_pb2 as network
+from innkeeper.v1 import processes_pb2 as processes
+from innkeeper.v1 import sandbox_pb2 as sandbox
+from innkeeper.v1 import sockets_pb2 as sockets
+from innkeeper.v1 import storages_pb2 as storages
+from innkeeper.v1 import types_pb2 as types
+from tests.vm.disks import mounted
+from tests.vm.guest import DEFAULT_ROOT, Guest, booted, create_request, reason
+from tests.vm.observer import Observer, observing
+
+pytestmark = [pytest.mark.vm, pytest.mark.operations]
+
+Refusal: TypeAlias = tuple[grpc.StatusCode, str]
+Case: TypeAlias = tuple[tuple[Message, ...], Refusal]
+"""Frames (one, but for Attach), and what they must be answered with."""
+
+FILES = (containers, devices, files, host, network, processes, sandbox, sockets, storages)
+GARBAGE = b"\xff\xff\xff\xff"
+
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+BAD_ID: Refusal = (_INVALID, "BAD_ID")
+BAD_FIELD: Refusal = (_INVALID, "BAD_FIELD")
+BAD_ADDRESS: Refusal = (_INVALID, "BAD_ADDRESS")
+BAD_SPEC: Refusal = (_INVALID, "BAD_SPEC")
+WRONG_STATE: Refusal = (_PRECONDITION, "WRONG_STATE")
+STILL_IN_USE: Refusal = (_PRECONDITION, "STILL_IN_USE")
+RUNTIME_REFUSED: Refusal = (_PRECONDITION, "RUNTIME_REFUSED")
+MOUNT_REFUSED: Refusal = (_PRECONDITION, "MOUNT_REFUSED")
+NO_TERMINAL: Refusal = (_PRECONDITION, "NO_TERMINAL")
+ID_IN_USE: Refusal = (grpc.StatusCode.ALREADY_EXISTS, "ID_IN_USE")
+NOT_BUILT: Refusal = (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
+GAP: Refusal = (grpc.StatusCode.OUT_OF_RANGE, "BAD_FIELD")
+
+IDS = ("", ".", "..", "a/b", "../x", "-rf", "a..b", "a b", "\u00e9", "a\n", "x" * 65, "a\0b")
+SECONDS = (-1.0, float("nan"), float("inf"), 86_401.0)
+
+
+def unknown(what: str) -> Refusal:
+    return (grpc.StatusCode.NOT_FOUND, f"UNKNOWN_{what}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def furnished(
+    image: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Guest]:
+    """A VM with one of everything, in each state that an object can be in."""
+    directory = tmp_path_factory.mktemp("furniture")
+    cold = directory / "cold.img"
+    cold.write_bytes(bytes(1 << 20))
+    tree = directory / "data"
+    tree.mkdir()
+    spec = VmSpec(
+        name="bad-input",
+        image=f"{image}/",
+        transport="serial",
+        ports=2,
+        cold_disks=(ColdDisk(file=cold, serial="cold"),),
+    )
+    async with booted(spec) as guest, mounted(guest, "data", tree):
+        await guest.sandbox.Create(sandbox.CreateSandboxRequest(id="pod", hostname="pod-1"))
+        await guest.devices.Attach(devices.AttachDevicesRequest(devices=[device()]))
+        await _containers(guest)
+        yield guest
+        for name in ("running", "stopped", "created"):
+            await guest.remove(name)
+
+
+async def _containers(guest: Guest) -> None:
+    mount = containers.StorageMount(storage_id="data", destination="/data")
+    await guest.start("sleep 3000", id="running", storages=(mount,))
+    await guest.start("exit 3", id="stopped")
+    await guest.wait("stopped")
+    await guest.containers.Create(create_request("created", "exit 0"))
+    for name, terminal in (("plain", False), ("tty", True)):
+        await guest.processes.Exec(execution(exec_id=name, terminal=terminal))
+    await guest.processes.Exec(execution(exec_id="ended", args=["true"]))
+    await guest.wait("running", "ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Everything that the agent and the daemon list."""
+
+    devices: bytes
+    storages: bytes
+    containers: bytes
+    plugged: bytes
+    sandbox: str
+
+    @classmethod
+    async def of(cls, guest: Guest) -> Tables:
+        listed = (
+            await guest.devices.List(devices.ListDevicesRequest()),
+            await guest.storages.List(storages.ListStoragesRequest()),
+            await guest.containers.List(containers.ListContainersRequest()),
+            await guest.host.ListPlugged(host.ListPluggedRequest()),
+        )
+        texts = [each.SerializeToString(deterministic=True) for each in listed]
+        described = await guest.describe()
+        return cls(
+            devices=texts[0],
+            storages=texts[1],
+            containers=texts[2],
+            plugged=texts[3],
+            sandbox=described.sandbox_id,
+        )
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def unchanged(furnished: Guest) -> AsyncIterator[Observer]:
+    """Lists, descriptors, processes, mounts, cgroups and files as before the test."""
+    async with observing(furnished) as observer:
+        tables, census = await Tables.of(furnished), await observer.census()
+        yield observer
+        assert await Tables.of(furnished) == tables
+        await observer.returns_to(census)
+
+
+# Requests that are good, but for what a case changes.
+
+
+def device(**parts: Any) -> devices.Device:
+    """The cold disk."""
+    fields: dict[str, Any] = {
+        "id": "cold",
+        "address": devices.DeviceAddress(pci_path="05"),
+        "timeout_seconds": 2.0,
+        "block": devices.BlockDevice(),
+    }
+    return devices.Device(**{**fields, **parts})
+
+
+def attach(*wanted: devices.Device) -> devices.AttachDevicesRequest:
+    return devices.AttachDevicesRequest(devices=wanted)
+
+
+def storage(**parts: Any) -> storages.AttachStorageRequest:
+    """One on the cold disk, which has no file system."""
+    fields: dict[str, Any] = {"id": "new", "block": block(), "timeout_seconds": 2.0}
+    return storages.AttachStorageRequest(storage=storages.Storage(**{**fields, **parts}))
+
+
+def block(**parts: Any) -> storages.BlockSource:
+    return storages.BlockSource(**{"device_id": "cold", "fs_type": "ext4", **parts})
+
+
+def container(**parts: Any) -> containers.CreateContainerRequest:
+    fields: dict[str, Any] = {"id": "new", "spec": spec(), "path": DEFAULT_ROOT}
+    return containers.CreateContainerRequest(**{**fields, **parts})
+
+
+def spec(**process: Any) -> bytes:
+    return json.dumps({"process": {"args": ["true"], "cwd": "/", **process}}).encode()
+
+
+def execution(**parts: Any) -> processes.ExecRequest:
+    fields: dict[str, Any] = {"container_id": "running", "exec_id": "new"}
+    process = {"args": ["sleep", "3000"], "cwd": "/"}
+    for name in ("args", "terminal", "cwd"):
+        if name in parts:
+            process[name] = parts.pop(name)
+    fields["process"] = json.dumps(process).encode()
+    return processes.ExecRequest(**{**fields, **parts})
+
+
+def ref(container_id: str = "running", exec_id: str = "") -> types.ProcessRef:
+    return types.ProcessRef(container_id=container_id, exec_id=exec_id)
+
+
+# Cases, one function a service.
+
+
+def same(refusal: Refusal, *requests: Message) -> list[Case]:
+    return [((request,), refusal) for request in requests]
+
+
+def sandbox_cases() -> dict[str, list[Case]]:
+    names = ("a b", "x\n127.0.0.1 evil", "-a", "a-", "\u00e9", "a..b", ".", "x" * 65, "a\0b")
+    create = sandbox.CreateSandboxRequest
+    late = grpc.StatusCode.OUT_OF_RANGE, "OFFSET_NOT_KEPT"
+    return {
+        "Sandbox.Create": [
+            *same(BAD_ID, *(create(id=bad) for bad in IDS)),
+            *same(BAD_FIELD, *(create(id="pod", hostname=bad) for bad in names)),
+            *same(ID_IN_USE, create(id="other"), create(id="pod", hostname="pod-2")),
+        ],
+        "Sandbox.Destroy": same(
+            BAD_FIELD, *(sandbox.DestroySandboxRequest(timeout_seconds=bad) for bad in SECONDS)
+        ),
+        "Sandbox.Describe": [],
+        "Sandbox.SetTime": same(
+            BAD_FIELD,
+            sandbox.SetTimeRequest(seconds=-1),
+            sandbox.SetTimeRequest(seconds=2**63 - 1),
+            sandbox.SetTimeRequest(seconds=2_000_000_000, microseconds=-1),
+            sandbox.SetTimeRequest(seconds=2_000_000_000, microseconds=1_000_000),
+        ),
+        "Sandbox.SeedEntropy": same(
+            BAD_FIELD,
+            sandbox.SeedEntropyRequest(),
+            sandbox.SeedEntropyRequest(data=bytes(513)),
+        ),
+        "Sandbox.Watch": same(late, sandbox.WatchRequest(after_sequence=2**40)),
+        "Sandbox.Shutdown": same(BAD_FIELD, sandbox.ShutdownRequest(action=99)),  # type: ignore[arg-type]
+    }
+
+
+def device_cases() -> dict[str, list[Case]]:
+    pci, detach = devices.DeviceAddress, devices.DetachDeviceRequest
+    paths = ("", "/", "2/", "20", "02/", "02.8", "g0", "02//00", "0000:00", "02/03.1/", " 02", "02\0")
+    bdfs = ("", "00:05.0", "0000:00:05", "0000:00:05.8", "0000:00:20.0", "0000:00:05.0 ", "x")
+    prepare, complete = devices.DETACH_PHASE_PREPARE, devices.DETACH_PHASE_COMPLETE
+    late = grpc.StatusCode.DEADLINE_EXCEEDED
+    used = grpc.StatusCode.ALREADY_EXISTS, "ADDRESS_IN_USE"
+    quick = {"id": "new", "timeout_seconds": 0.2}
+    return {
+        "Devices.Attach": [
+            *same(BAD_ID, *(attach(device(id=bad)) for bad in IDS)),
+            *same(BAD_ADDRESS, *(attach(device(address=pci(pci_path=bad))) for bad in paths)),
+            *same(BAD_ADDRESS, *(attach(device(address=pci(pci_bdf=bad))) for bad in bdfs)),
+            *same(BAD_ADDRESS, attach(device(address=None))),
+            *same(BAD_FIELD, *(attach(device(timeout_seconds=bad)) for bad in SECONDS)),
+            *same(BAD_FIELD, attach(), attach(*(device(id=f"d{n}") for n in range(65)))),
+            *same(BAD_FIELD, attach(device(), device()), attach(device(block=None))),
+            *same(BAD_FIELD, attach(device(block=devices.BlockDevice(expect_serial="a\0b")))),
+            *same(NOT_BUILT, attach(device(block=None, vfio=devices.VfioDevice()))),
+            *same(NOT_BUILT, attach(device(address=pci(path="/dev/vda")))),
+            *same(ID_IN_USE, attach(device(id="data")), attach(device(address=pci(pci_path="06")))),
+            *same(ID_IN_USE, attach(device(block=devices.BlockDevice(expect_size=5)))),
+            *same(used, attach(device(id="new")), attach(device(id="n1"), device(id="n2"))),
+            *same((late, "DEVICE_NOT_READY"), attach(device(**quick, address=pci(pci_path="1e")))),
+            # One that would come, and one that never does: neither is left.
+            *same(used, attach(device(id="n1", address=pci(pci_path="01")), device(id="n2"))),
+        ],
+        "Devices.Detach": [
+            *same(BAD_ID, *(detach(id=bad, phase=prepare) for bad in IDS)),
+            *same(unknown("DEVICE"), *(detach(id="none", phase=n) for n in (1, 2, 3))),  # type: ignore[arg-type]
+            *same(BAD_FIELD, detach(id="cold"), detach(id="cold", phase=99)),  # type: ignore[arg-type]
+            *same(
+                BAD_FIELD,
+                *(detach(id="cold", phase=complete, timeout_seconds=bad) for bad in SECONDS),
+            ),
+            *same(STILL_IN_USE, detach(id="data", phase=prepare), detach(id="data", phase=complete)),
+        ],
+        "Devices.Get": [
+            *same(BAD_ID, *(devices.GetDeviceRequest(id=bad) for bad in IDS)),
+            *same(unknown("DEVICE"), devices.GetDeviceRequest(id="none")),
+        ],
+        "Devices.List": [],
+    }
+
+
+def storage_cases() -> dict[str, list[Case]]:
+    get, detach = storages.GetStorageRequest, storages.DetachStorageRequest
+    places = ("relative", "/etc", "/mnt", "/mnt/../etc", "/mnt//a", "/mnt/a/", "/run/innkeeper/x")
+    used = grpc.StatusCode.ALREADY_EXISTS, "MOUNT_POINT_IN_USE"
+    below = "/run/innkeeper/storages"
+    return {
+        "Storages.Attach": [
+            *same(BAD_FIELD, storages.AttachStorageRequest()),
+            *same(BAD_ID, *(storage(id=bad) for bad in IDS)),
+            *same(BAD_ID, *(storage(block=block(device_id=bad)) for bad in IDS)),
+            *same(BAD_FIELD, *(storage(mount_point=bad) for bad in (*places, "/mnt/a\0b"))),
+            *same(BAD_ID, storage(mount_point=f"{below}/-rf")),
+            *same(BAD_FIELD, *(storage(timeout_seconds=bad) for bad in SECONDS)),
+            *same(BAD_FIELD, storage(block=None), storage(block=block(fs_type=""))),
+            *same(BAD_FIELD, storage(block=block(fs_type="tmpfs")), storage(options=["a\0b"])),
+            *same(BAD_FIELD, storage(block=block(fs_type="../ext4"))),
+            *same(NOT_BUILT, storage(block=None, tmpfs=storages.TmpfsSource())),
+            *same(NOT_BUILT, storage(fs_group=5), storage(block=block(format_if_empty=True))),
+            *same(unknown("DEVICE"), storage(block=block(device_id="none"))),
+            *same(ID_IN_USE, storage(id="data"), storage(id="data", read_only=True)),
+            *same(used, storage(mount_point=f"{below}/data")),
+            # The disk is empty, and the kernel without one of the types.
+            *same(MOUNT_REFUSED, storage(), storage(block=block(fs_type="xfs"))),
+            *same(MOUNT_REFUSED, storage(options=["no-such-option"])),
+        ],
+        "Storages.Detach": [
+            *same(BAD_ID, *(detach(id=bad) for bad in IDS)),
+            *same(BAD_FIELD, *(detach(id="data", timeout_seconds=bad) for bad in SECONDS)),
+            *same(unknown("STORAGE"), detach(id="none")),
+            *same(STILL_IN_USE, detach(id="data")),
+        ],
+        "Storages.Get": [
+            *same(BAD_ID, *(get(id=bad) for bad in IDS)),
+            *same(unknown("STORAGE"), get(id="none")),
+        ],
+        "Storages.List": [],
+    }
+
+
+def container_cases() -> dict[str, list[Case]]:
+    start, remove = containers.StartContainerRequest, containers.RemoveContainerRequest
+    return {
+        "Containers.Create": [
+            *same(BAD_ID, *(container(id=bad) for bad in IDS)),
+            *same(BAD_ID, *(container(path=None, storage_id=bad) for bad in IDS)),
+            *same(BAD_FIELD, *(container(timeout_seconds=bad) for bad in SECONDS)),
+            *same(BAD_SPEC, *(container(spec=bad) for bad in _bad_specs())),
+            *same(BAD_FIELD, container(path=None)),
+            *same(BAD_FIELD, *(container(path=bad) for bad in _bad_roots())),
+            *same(NOT_BUILT, container(cdi_devices=["a.b/c=d"])),
+            *same(NOT_BUILT, container(shared_namespaces=["pid"])),
+            *same(unknown("STORAGE"), container(path=None, storage_id="none")),
+            *_mounts_and_grants(),
+            *same(ID_IN_USE, container(id="running"), container(id="stopped")),
+            *same(RUNTIME_REFUSED, container(spec=spec(args=["/no/such/program"]))),
+            *same(RUNTIME_REFUSED, container(spec=spec(cwd="/no/such/directory"))),
+        ],
+        "Containers.Start": [
+            *same(BAD_ID, *(start(id=bad) for bad in IDS)),
+            *same(unknown("CONTAINER"), start(id="none")),
+        ],
+        "Containers.Remove": [
+            *same(BAD_ID, *(remove(id=bad) for bad in IDS)),
+            *same(BAD_FIELD, *(remove(id="running", grace_seconds=bad) for bad in SECONDS)),
+            *same(BAD_FIELD, *(remove(id="running", timeout_seconds=bad) for bad in SECONDS)),
+            *same(unknown("CONTAINER"), remove(id="none")),
+        ],
+        "Containers.List": [],
+    }
+
+
+def _bad_specs() -> Iterable[bytes]:
+    yield from (b"", b"{", b"[]", b"null", b"1", b"\xff", b"{}", b'{"process": 5}', b"[" * 100_000)
+    yield from (spec(args=[]), spec(args="true"), spec(args=[""]), spec(args=["a\0b"]))
+    yield from (spec(cwd="relative"), spec(env=["NOVALUE"]), spec(env=["=x"]), spec(env=[5]))
+    yield from (spec(terminal="yes"), spec(user={"uid": -1}), spec(args=["x" * 131_072]))
+    for part in (
+        '"linux": {"namespaces": [{"type": "pid"}]}',
+        '"linux": {"namespaces": [{"type": "moon"}]}',
+        '"linux": {"netDevices": {}}',
+        '"linux": []',
+        '"mounts": [{}]',
+        '"mounts": [{"destination": "relative"}]',
+        '"annotations": {"run.oci.handler": "x"}',
+        '"windows": {}',
+        '"ociVersion": "2.0"',
+        '"process": {"args": ["true"]}',
+    ):
+        yield b'{"process": {"args": ["true"]}, ' + part.encode() + b"}"
+
+
+def _bad_roots() -> Iterable[str]:
+    return ("relative", "/", "/..", "/usr/../etc", "/usr//lib", "/no/such/root", "/etc/passwd", "/a\0b")
+
+
+def _mounts_and_grants() -> list[Case]:
+    mount, grant = containers.StorageMount, containers.DeviceGrant
+
+    def mounting(**parts: Any) -> containers.CreateContainerRequest:
+        return container(storages=[mount(**{"storage_id": "data", "destination": "/d", **parts})])
+
+    def granting(**parts: Any) -> containers.CreateContainerRequest:
+        return container(devices=[grant(**{"device_id": "cold", **parts})])
+
+    return [
+        *same(BAD_ID, *(mounting(storage_id=bad) for bad in IDS)),
+        *same(BAD_ID, *(granting(device_id=bad) for bad in IDS)),
+        *same(unknown("STORAGE"), mounting(storage_id="none")),
+        *same(unknown("DEVICE"), granting(device_id="none")),
+        *same(BAD_FIELD, *(mounting(destination=bad) for bad in ("", "relative", "/a\0b"))),
+        *same(BAD_FIELD, *(mounting(options=[bad]) for bad in ("nonsense", "upperdir=/", "a\0b"))),
+        *same(BAD_FIELD, *(granting(permissions=bad) for bad in ("x", "rr", "rwmx"))),
+        *same(BAD_FIELD, *(granting(container_path=bad) for bad in ("dev/x", "/a/../b", "/a\0b"))),
+    ]
+
+
+def process_cases() -> dict[str, list[Case]]:
+    number, wait, size = processes.SignalRequest, processes.WaitRequest, processes.ResizeRequest
+    window = types.WindowSize(rows=24, columns=80)
+    sizes = ((0, 80), (24, 0), (70_000, 80), (24, 65_536))
+    return {
+        "Processes.Exec": [
+            *same(BAD_ID, *(execution(container_id=bad) for bad in IDS)),
+            *same(BAD_ID, *(execution(exec_id=bad) for bad in IDS)),
+            *same(BAD_FIELD, *(execution(timeout_seconds=bad) for bad in SECONDS)),
+            *same(BAD_SPEC, *(execution(process=bad) for bad in (b"", b"{", b"[]", b"{}", b"\xff"))),
+            *same(BAD_SPEC, execution(args=[]), execution(cwd="x"), execution(terminal=1)),
+            *same(unknown("CONTAINER"), execution(container_id="none")),
+            *same(WRONG_STATE, execution(container_id="stopped")),
+            *same(WRONG_STATE, execution(container_id="created")),
+            *same(ID_IN_USE, execution(exec_id="plain", args=["true"])),
+            *same(RUNTIME_REFUSED, execution(args=["/no/such/program"])),
+        ],
+        "Processes.Signal": [
+            *_bad_refs(lambda process: number(process=process, signal=15)),
+            *same(BAD_FIELD, number(signal=15)),
+            *same(BAD_FIELD, *(number(process=ref(), signal=bad) for bad in (0, -1, 65, 2**31 - 1))),
+            *same(BAD_FIELD, number(process=ref(exec_id="tty"), signal=15, all_processes=True)),
+        ],
+        "Processes.Wait": [
+            *_bad_refs(lambda process: wait(process=process)),
+            *same(BAD_FIELD, wait()),
+        ],
+        "Processes.Resize": [
+            *_bad_refs(lambda process: size(process=process, size=window)),
+            *same(BAD_FIELD, size(size=window), size(process=ref(exec_id="tty"))),
+            *same(
+                BAD_FIELD,
+                *(
+                    size(
+                        process=ref(exec_id="tty"), size=types.WindowSize(rows=rows, columns=columns)
+                    )
+                    for rows, columns in sizes
+                ),
+            ),
+            *same(NO_TERMINAL, size(process=ref(exec_id="plain"), size=window)),
+        ],
+        "Processes.Attach": _attach_cases(),
+    }
+
+
+def _bad_refs(request: Any) -> list[Case]:
+    """A reference to no process, in all the ways there are."""
+    return [
+        *same(BAD_ID, *(request(ref(container_id=bad)) for bad in IDS)),
+        *same(BAD_ID, *(request(ref(exec_id=bad)) for bad in IDS if bad)),
+        *same(unknown("CONTAINER"), request(ref(container_id="none"))),
+        *same(unknown("PROCESS"), request(ref(exec_id="none"))),
+    ]
+
+
+def _attach_cases() -> list[Case]:
+    def frames(*parts: dict[str, Any]) -> tuple[Message, ...]:
+        return tuple(processes.AttachRequest(**each) for each in parts)
+
+    def opening(process: types.ProcessRef | None, **offsets: int) -> dict[str, Any]:
+        return {"open": processes.OpenStreams(process=process, **offsets)}
+
+    plain, tty = opening(ref(exec_id="plain")), opening(ref(exec_id="tty"))
+    stdin, nothing = types.STREAM_KIND_STDIN, types.STREAM_KIND_UNSPECIFIED
+    resize = {"resize": types.WindowSize(rows=24, columns=80)}
+    return [
+        *(
+            (frames({"open": case.open}), refusal)
+            for (case,), refusal in _bad_refs(_opening_of)
+            if isinstance(case, processes.AttachRequest)
+        ),
+        (frames(opening(None)), BAD_FIELD),
+        (frames({}), BAD_FIELD),
+        (frames(resize), BAD_FIELD),
+        (frames(plain, plain), BAD_FIELD),
+        (frames(plain, resize), NO_TERMINAL),
+        (frames(tty, {"resize": types.WindowSize(rows=0, columns=5)}), BAD_FIELD),
+        (frames(opening(ref(exec_id="plain"), stdout_offset=1)), GAP),
+        (frames(opening(ref(exec_id="plain"), stderr_offset=2**63)), GAP),
+        (frames(plain, {"input": processes.InputFrame(offset=1, data=b"x")}), GAP),
+        (frames(plain, {"input": processes.InputFrame(data=bytes((1 << 20) + 1))}), BAD_FIELD),
+        (frames(plain, {"close_input": processes.CloseInput(offset=1)}), GAP),
+        (frames(plain, {"ack": processes.OutputAck(stream=stdin)}), BAD_FIELD),
+        (frames(plain, {"ack": processes.OutputAck(stream=nothing)}), BAD_FIELD),
+        (frames(plain, {"ack": processes.OutputAck(stream=2, offset=1)}), GAP),  # type: ignore[arg-type]
+    ]
+
+
+def _opening_of(process: types.ProcessRef) -> processes.AttachRequest:
+    return processes.AttachRequest(open=processes.OpenStreams(process=process))
+
+
+def host_cases() -> dict[str, list[Case]]:
+    plug, unplug, stop = host.PlugDiskRequest, host.UnplugRequest, host.StopVmRequest
+    missing = grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"
+    here = str(Path(__file__))
+    return {
+        "Host.Describe": [],
+        "Host.PlugDisk": [
+            *same(BAD_FIELD, *(plug(id=bad, file=here) for bad in IDS)),
+            *same(BAD_FIELD, *(plug(id="new", file=bad) for bad in ("", "relative", "/"))),
+            *same(BAD_FIELD, plug(id="new", file=here, format="vmdk")),
+            *same(BAD_FIELD, plug(id="new", file=here, format="qcow2")),
+            *same(BAD_FIELD, *(plug(id="new", file=here, timeout_seconds=bad) for bad in SECONDS)),
+            *same(missing, plug(id="new", file="/no/such/file")),
+            *same(ID_IN_USE, plug(id="data", file=here)),
+        ],
+        "Host.Unplug": [
+            *same(BAD_FIELD, *(unplug(id=bad) for bad in IDS)),
+            *same(BAD_FIELD, *(unplug(id="data", timeout_seconds=bad) for bad in SECONDS)),
+            *same(unknown("DEVICE"), unplug(id="none")),
+            *same(STILL_IN_USE, unplug(id="data")),
+        ],
+        "Host.ListPlugged": [],
+        "Host.Stop": same(BAD_FIELD, *(stop(grace_seconds=bad) for bad in SECONDS)),
+    }
+
+
+CASES = {
+    **sandbox_cases(),
+    **device_cases(),
+    **storage_cases(),
+    **container_cases(),
+    **process_cases(),
+    **host_cases(),
+}
+
+
+# The tests.
+
+
+def every_method() -> dict[str, MethodDescriptor]:
+    """All methods of the protocol, `Devices.Attach` and so on."""
+    return {
+        f"{service.name}.{method.name}": method
+        for file in FILES
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+
+
+async def answer(
+    guest: Guest, method: MethodDescriptor, frames: Iterable[bytes]
+) -> Refusal | None:
+    """Code and reason of a call with these frames; None when it isn't refused.
+
+    All kinds of methods are the same on the wire, as bytes.
+    """
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    call: Any = guest.channel.stream_stream(path)(timeout=20)
+    try:
+        for frame in frames:
+            await call.write(frame)
+        if not method.client_streaming:
+            await call.done_writing()
+        while (await call.read()) is not aio.EOF:
+            pass
+    except aio.AioRpcError as error:
+        return error.code(), reason(error)
+    except asyncio.InvalidStateError:
+        pass
+    code = await call.code()
+    return None if code is grpc.StatusCode.OK else (code, reason_of(await call.trailing_metadata()))
+
+
+async def built_methods(guest: Guest) -> dict[str, MethodDescriptor]:
+    """Asked with what no message is, so that nothing can come of it."""
+    return {
+        name: method
+        for name, method in every_method().items()
+        if await answer(guest, method, [GARBAGE]) != NOT_BUILT
+    }
+
+
+async def test_every_method_that_is_built_has_cases(furnished: Guest) -> None:
+    assert set(CASES) == set(await built_methods(furnished))
+
+
+async def test_what_is_no_message_is_refused(furnished: Guest, unchanged: Observer) -> None:
+    for name, method in (await built_methods(furnished)).items():
+        assert await answer(furnished, method, [GARBAGE]) == BAD_FIELD, name
+
+
+@pytest.mark.parametrize("name", sorted(name for name, cases in CASES.items() if cases))
+async def test_bad_input_is_refused_and_changes_nothing(
+    furnished: Guest, unchanged: Observer, name: str
+) -> None:
+    method = every_method()[name]
+    wrong = []
+    for frames, refusal in CASES[name]:
+        raw = [frame.SerializeToString() for frame in frames]
+        got = await answer(furnished, method, raw)
+        if got != refusal:
+            wrong.append(f"{str(frames)[:300]}: {got}, not {refusal}")
+    assert wrong == []
