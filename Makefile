@@ -4,7 +4,11 @@
 PYTHON := build/venv/bin/python
 INNKEEPER := build/venv/bin/innkeeper
 FLAVOUR ?= cloud
+# What only the tests over real vsock need is not built for other tiers.
+SETUP_FOR_TESTS := tools/setup.sh $(if $(filter-out vm,$(TIER)),,--with-vsock)
 export PATH := $(CURDIR)/build/venv/bin:$(CURDIR)/build/cargo/bin:$(PATH):/usr/sbin:/sbin
+# The environment under build/venv is all that counts.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test soak bench image setup format protocol lock clean
@@ -23,11 +27,11 @@ demo: setup ## boot a VM, plug a disk in, run a container from it; ends with `de
 	@$(INNKEEPER) demo
 
 test: ## all tiers: style, unit, contract, privileged, vm
-	@tools/setup.sh --with-vsock
+	@$(SETUP_FOR_TESTS)
 	@$(PYTHON) -m tools.testing --tier '$(TIER)' --area '$(AREA)' -- $(ARGS)
 
 soak: ## the long runs of an area: make soak AREA=devices
-	@tools/setup.sh --with-vsock
+	@$(SETUP_FOR_TESTS)
 	@INNKEEPER_SOAK=1 $(PYTHON) -m tools.testing --tier '$(TIER)' --area '$(AREA)' -- $(ARGS)
 
 bench: setup ## figures: build/bench.json and a table

@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+# Speed is for `make bench`: no example has a deadline. In the guest hypothesis is not there.
+with suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("style", "unit", "contract", "privileged", "vm")

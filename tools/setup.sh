@@ -85,7 +85,7 @@ install_packages() {
     say "installing with apt: $names"
     log=build/setup-apt.log
     apt_install "$names" >"$log" 9>&- ||
-        { tail -n 20 "$log" >&2; die "apt failed (its whole output: $log); run the same command again when that is mended"; }
+        { complaints "$log" >&2; die "apt failed (its whole output: $log). Run the same command again when that is mended"; }
     left=$(missing | cut -d ' ' -f 1 | tr '\n' ' ')
     [ -z "$left" ] || die "apt says it has installed these, but they do not work: $left(see $log)"
 }
@@ -99,14 +99,23 @@ name_and_stop() {
     exit 1
 }
 
-# Takes up what an interrupted run left; waits for another apt (a new machine often updates itself).
+# Takes up what an interrupted run left, and waits for another apt (a new machine
+# often updates itself). Until that one is through, dpkg cannot be mended: hence twice.
 apt_install() {
     as_root sh -c "exec 2>&1 </dev/null
         export DEBIAN_FRONTEND=noninteractive
-        dpkg --configure -a || echo 'setup: going on, apt may mend it'
+        install() {
+            dpkg --configure -a || echo 'setup: going on, apt may mend it'
+            apt-get install --yes --fix-broken --no-install-recommends \
+                -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold $1
+        }
         apt-get update || echo 'setup: going on with the lists that are there'
-        apt-get install --yes --fix-broken --no-install-recommends \
-            -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold $1"
+        install || install"
+}
+
+# Of apt's output: what it says is wrong, the first cause first.
+complaints() {
+    grep -E '^(E|W|Err|dpkg|setup):' "$1" | awk '!seen[$0]++' | head -n 12
 }
 
 as_root() {

@@ -6,14 +6,19 @@
 
 A tier is a process of its own: a hung or crashed one doesn't take the others'
 results along, and each starts with no state of another. The reports are in
-build/reports/TIER.xml.
+build/reports/TIER.xml. Ctrl-C ends the tier that runs, in order, and no other starts.
+
+The exit status is 0 when something was found to run and nothing of it failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
+import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,29 +36,49 @@ AREAS = (
     "workload",
     "templates",
 )
+# Exit statuses of pytest.
+TESTS_FAILED = 1
 NO_TESTS_COLLECTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one tier came to."""
+    """What one tier came to; `status` is pytest's, 0 where it found no test."""
 
     tier: str
     status: int
-    passed: int
-    failed: int
-    skipped: int
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    @property
+    def found(self) -> int:
+        return self.passed + self.failed + self.skipped
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs what is asked for; 0 when every test that ran has passed."""
+    """Runs what is asked for; the exit status as above, 130 after Ctrl-C."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     REPORTS.mkdir(parents=True, exist_ok=True)
-    tiers = (options.tier,) if options.tier else TIERS
-    outcomes = [_run(tier, options.area, options.pytest) for tier in tiers]
-    _print_summary(outcomes)
-    ran = any(outcome.passed + outcome.failed for outcome in outcomes)
-    return 0 if ran and all(outcome.status == 0 for outcome in outcomes) else 1
+    # The terminal sends Ctrl-C to pytest too, which then cleans up and ends.
+    interrupted = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    start = time.monotonic()
+    outcomes: list[Outcome] = []
+    for tier in (options.tier,) if options.tier else TIERS:
+        if not interrupted.is_set():
+            outcomes.append(_run(tier, options.area, options.pytest))
+    if len(outcomes) > 1:
+        _print_summary(outcomes, time.monotonic() - start)
+    if interrupted.is_set():
+        return 130
+    if any(outcome.status for outcome in outcomes):
+        return 1
+    if not any(outcome.found for outcome in outcomes):
+        asked = " ".join((options.tier, options.area, *options.pytest)).strip()
+        print(f"no test is left to run by: {asked}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -66,6 +91,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _run(tier: str, area: str, extra: list[str]) -> Outcome:
     print(f"\n=== tier {tier} ===", flush=True)
+    if tier == "vm":
+        _build_image()
     report = REPORTS / f"{tier}.xml"
     report.unlink(missing_ok=True)
     marks = f"{tier} and {area}" if area else tier
@@ -77,9 +104,15 @@ def _run(tier: str, area: str, extra: list[str]) -> Outcome:
     return _outcome(tier, 0 if status == NO_TESTS_COLLECTED else status, report)
 
 
+def _build_image() -> None:
+    """Out of pytest, which would hide the progress. A failure comes again there, as a test's."""
+    innkeeper = Path(sys.executable).with_name("innkeeper")
+    subprocess.run([innkeeper, "image", "build", "--flavour", "cloud"], cwd=ROOT, check=False)
+
+
 def _outcome(tier: str, status: int, report: Path) -> Outcome:
     if not report.exists():
-        return Outcome(tier=tier, status=status, passed=0, failed=0, skipped=0)
+        return Outcome(tier=tier, status=status)
     suite = ElementTree.parse(report).getroot().find("testsuite")
     counts = {} if suite is None else suite.attrib
     failed = int(counts.get("failures", 0)) + int(counts.get("errors", 0))
@@ -88,14 +121,21 @@ def _outcome(tier: str, status: int, report: Path) -> Outcome:
     return Outcome(tier=tier, status=status, passed=passed, failed=failed, skipped=skipped)
 
 
-def _print_summary(outcomes: list[Outcome]) -> None:
+def _print_summary(outcomes: list[Outcome], seconds: float) -> None:
+    """A line for each tier, then one for all, in pytest's own form."""
     print()
     for each in outcomes:
-        print(f"{each.tier:11}{each.passed} passed, {each.failed} failed, {each.skipped} skipped")
-    passed = sum(each.passed for each in outcomes)
+        ended = "" if each.status in {0, TESTS_FAILED} else f" (pytest's status: {each.status})"
+        print(f"{each.tier:11}{_counts([each])}{ended}")
+    print(f" {_counts(outcomes)} in {seconds:.2f}s ".center(80, "="), flush=True)
+
+
+def _counts(outcomes: list[Outcome]) -> str:
     failed = sum(each.failed for each in outcomes)
+    passed = sum(each.passed for each in outcomes)
     skipped = sum(each.skipped for each in outcomes)
-    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    counts = [(failed, "failed"), (passed, "passed"), (skipped, "skipped")]
+    return ", ".join(f"{count} {word}" for count, word in counts if count) or "no tests ran"
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 Each call runs in a worker process (`agent.linux.fsworker`), one at a time per
 worker. One worker is kept warm, so that a call costs a message each way. Past the
-deadline, or when the caller is cancelled, the worker is killed and given up: if
-the kernel holds it (state D) it stays until the kernel lets go, and it counts
-against the limit until then. Whether a call that was given up took effect can be
-asked only after `settled`.
+deadline, or when the caller is cancelled, the worker is killed and given up, and
+another is warmed up: if the kernel holds the old one (state D) it stays until the
+kernel lets go, and it counts against the limit until then. Whether a call that was
+given up took effect can be asked only after `settled`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class FileWorkers:
         # Counts workers in a call and workers given up, not the idle one.
         self._slots = asyncio.Semaphore(limit)
         self._idle: _Worker | None = None
+        self._warming: asyncio.Task[None] | None = None
         self._ending: dict[asyncio.Task[None], str] = {}
 
     async def start(self) -> None:
@@ -83,6 +84,8 @@ class FileWorkers:
 
     async def close(self) -> None:
         """End the idle worker; those given up are left to the kernel."""
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
         if self._idle is not None:
             self._retire(self._idle, "closing")
             self._idle = None
@@ -117,9 +120,17 @@ class FileWorkers:
     async def is_mount(self, path: str, deadline: Deadline) -> bool:
         return bool(await self._run("is_mount", path, deadline, path=path))
 
+    async def check_directory(self, path: str, deadline: Deadline) -> None:
+        """OSError ENOENT, ENOTDIR or ELOOP (a symbolic link on the way)."""
+        await self._run("check_directory", path, deadline, path=path)
+
     async def check_empty_directory(self, path: str, deadline: Deadline) -> None:
         """OSError ENOENT, ENOTDIR, ELOOP (a symbolic link on the way) or ENOTEMPTY."""
         await self._run("check_empty_directory", path, deadline, path=path)
+
+    async def make_link_targets(self, root: str, paths: Sequence[str], deadline: Deadline) -> None:
+        """What links on `paths` lead to in `root`, see linux/rootlinks.py; never an OSError."""
+        await self._run("make_link_targets", root, deadline, path=root, below=list(paths))
 
     async def read_text(self, path: Path, deadline: Deadline) -> str:
         return str(await self._run("read_text", str(path), deadline, path=str(path)))
@@ -172,6 +183,9 @@ class FileWorkers:
 
     def _give_back(self, worker: _Worker) -> None:
         self._slots.release()
+        self._keep(worker)
+
+    def _keep(self, worker: _Worker) -> None:
         if self._idle is None:
             self._idle = worker
         else:
@@ -182,6 +196,16 @@ class FileWorkers:
         worker.kill()
         task = self._retire(worker, obj)
         task.add_done_callback(lambda _: self._slots.release())
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.get_running_loop().create_task(self._warm_up())
+
+    async def _warm_up(self) -> None:
+        if self._idle is not None:
+            return
+        try:
+            self._keep(await _Worker.start(self._argv))
+        except AgentError as error:
+            log.warning("no file-system worker is ready for the next call: %s", error)
 
     def _retire(self, worker: _Worker, what: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(worker.end())

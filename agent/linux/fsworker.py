@@ -18,7 +18,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.linux import fdpass, mounting, pseudo
+from agent.linux import fdpass, mounting, pseudo, rootlinks
 from agent.linux.libc import failure
 
 if TYPE_CHECKING:
@@ -86,16 +86,31 @@ def is_mount(*, path: str) -> bool:
     return os.path.ismount(path)
 
 
+def check_directory(*, path: str) -> None:
+    """Raises ENOTDIR, or ELOOP for a symbolic link on the way: in a storage a container
+    may have made it, and it would lead to any directory of the guest."""
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.path.realpath(path) != path:
+            raise failure(errno.ELOOP, "check_directory", path)
+    finally:
+        os.close(fd)
+
+
 def check_empty_directory(*, path: str) -> None:
     """Raises ENOTDIR, ELOOP (a symbolic link on the way) or ENOTEMPTY."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.path.realpath(path) != path:
-            raise failure(errno.ELOOP, "open", path)
+            raise failure(errno.ELOOP, "check_empty_directory", path)
         if os.listdir(fd):  # noqa: PTH208 - of a descriptor
             raise failure(errno.ENOTEMPTY, "readdir", path)
     finally:
         os.close(fd)
+
+
+def make_link_targets(*, path: str, below: list[str]) -> None:
+    rootlinks.make_link_targets(path, below)
 
 
 def read_text(*, path: str) -> str:
@@ -117,7 +132,9 @@ CALLS: dict[str, Callable[..., Any]] = {
         mkdir,
         rmdir,
         is_mount,
+        check_directory,
         check_empty_directory,
+        make_link_targets,
         read_text,
         write_text,
     )

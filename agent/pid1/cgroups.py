@@ -22,6 +22,9 @@ _PROTECTION = {
     "init": {"memory.min": 24 << 20},
     "agent": {"memory.min": 64 << 20, "memory.low": 128 << 20},
 }
+# What all containers together may not have: pages of a tmpfs cannot be got back by
+# killing anybody, so without a bound a full writable layer ends in a kernel panic.
+_RESERVE = 96 << 20
 
 
 def prepare(root: str) -> list[str]:
@@ -93,9 +96,15 @@ def _try_enable(
     return failure
 
 
+def bound(total: int) -> int:
+    """Bytes of memory for all containers together, of `total`; a small guest shares by halves."""
+    return max(total - _RESERVE, total // 2)
+
+
 def _protect(root: str) -> list[str]:
     warnings: list[str] = []
-    for name, values in _PROTECTION.items():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name, values in {**_PROTECTION, "pods": {"memory.max": bound(total)}}.items():
         for file, size in values.items():
             path = f"{root}/{name}/{file}"
             if not os.path.exists(path):

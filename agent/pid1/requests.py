@@ -148,7 +148,7 @@ def _text(message: Message, member: str) -> str:
     return value
 
 
-def _number(message: Message, member: str, *, default: int = 0, highest: int = 2**63) -> int:
+def _number(message: Message, member: str, *, default: int = 0, highest: int = 2**53) -> int:
     value = message.get(member, default)
     if type(value) is not int or not 0 <= value <= highest:
         raise Refused(f"{member!r} is not a whole number from 0 to {highest}")

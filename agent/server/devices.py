@@ -53,11 +53,16 @@ class DevicesService:
     async def _attach_one(
         self, device: DeviceRequest, known: set[str], undo: UndoStack
     ) -> AttachedDevice:
-        attached = await self._manager.attach(device)
-        # A repeated request finds a device that an earlier call attached: it stays.
-        if device.id not in known:
-            undo.push(f"forget device {device.id}", lambda: self._manager.forget(device.id))
-        return attached
+        try:
+            return await self._manager.attach(device)
+        finally:
+            # Whatever the outcome here: it may have come in the very moment in which
+            # another one of the batch failed. One that was there before stays.
+            if device.id not in known and self._has(device):
+                undo.push(f"forget device {device.id}", lambda: self._manager.forget(device.id))
+
+    def _has(self, device: DeviceRequest) -> bool:
+        return any(attached.request == device for attached in self._manager.list())
 
     def _within(self, call: Call, device: DeviceRequest) -> DeviceRequest:
         timeout = call.within(device.timeout, default=self._timeout)

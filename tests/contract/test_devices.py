@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
@@ -9,9 +10,11 @@ import pytest
 
 from innkeeper.v1 import devices_pb2 as pb
 from innkeeper.v1.devices_pb2_grpc import DevicesStub
+from tests.fakes.agent_managers import attached
 from tests.fakes.agent_server import RunningAgent, refused
 
 if TYPE_CHECKING:
+    from agent.core.model import AttachedDevice, DeviceRequest
     from innkeeper.v1.devices_pb2_grpc import DevicesAsyncStub
 
 pytestmark = [pytest.mark.contract, pytest.mark.devices]
@@ -112,6 +115,25 @@ async def test_a_batch_that_fails_takes_back_what_it_attached_and_nothing_else(
     assert (await refused(stub.Attach(batch))).reason == "DEVICE_NOT_READY"
     assert agent.devices.forgotten == ["new"]
     assert set(agent.devices.table) == {"old"}
+
+
+async def test_a_device_that_comes_as_the_batch_fails_is_taken_back_too(
+    agent: RunningAgent, stub: DevicesAsyncStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = agent.devices.attach
+
+    async def crossing(request: DeviceRequest) -> AttachedDevice:
+        """Its caller is told of the batch's failure while it enters the table."""
+        try:
+            return await whole(request)
+        except asyncio.CancelledError:
+            agent.devices.table[request.id] = attached(request)
+            raise
+
+    monkeypatch.setattr(agent.devices, "attach", crossing)
+    batch = attaching(disk("late", "02/00"), disk("never", "03/00", timeout_seconds=0.05))
+    assert (await refused(stub.Attach(batch))).reason == "DEVICE_NOT_READY"
+    assert agent.devices.table == {}
 
 
 async def test_a_batch_is_answered_in_its_own_order(

@@ -376,6 +376,18 @@ async def test_bad_input_is_refused_with_nothing_changed(
         assert (await vm.describe()).free_ports == 16
 
 
+async def test_what_is_no_message_is_a_bad_field(host: Host) -> None:
+    """gRPC itself would say UNKNOWN, without a reason, and leave the host to guess."""
+    async with running(host) as vm, vm.channel() as channel:
+        for name in ("Describe", "PlugDisk", "Stop"):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await method(channel, f"/innkeeper.v1.Host/{name}")(b"\xff\xff")
+            told = ShimError.from_call(caught.value)
+            assert told is not None
+            assert told.reason is Reason.BAD_FIELD
+        assert (await vm.describe()).state == "running"
+
+
 async def test_a_vm_that_was_stopped_meanwhile_is_unknown(host: Host) -> None:
     vm = await host.start()
     await vm.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from agent.core.deadlines import Deadline
@@ -97,6 +97,7 @@ class FakeFiles:
 
     def __init__(self) -> None:
         self.mounts: list[MountCall] = []
+        self.linked: list[tuple[str, list[str]]] = []
         self.fail: set[str] = set()
 
     async def mount(self, call: MountCall, deadline: Deadline) -> None:
@@ -112,7 +113,9 @@ class FakeFiles:
             raise OSError(errno.EINVAL, "umount2: Invalid argument", target)
         self.mounts = kept
 
-    async def statfs(self, path: str, deadline: Deadline) -> object:
+    async def make_link_targets(self, root: str, paths: Sequence[str], deadline: Deadline) -> None:
+        self.linked.append((root, list(paths)))
+
+    async def check_directory(self, path: str, deadline: Deadline) -> None:
         if not os.path.isdir(path):  # noqa: ASYNC240 - a fake's own directory
             raise OSError(errno.ENOENT, "No such file or directory", path)
-        return None

@@ -39,6 +39,7 @@ from agent.linux.mounting import parse_mountinfo
 from agent.linux.uevents import KernelUevents
 from tests.fakes.hotplug import turns
 from tests.privileged import loops
+from tests.privileged.counts import often
 
 pytestmark = [
     pytest.mark.privileged,
@@ -213,11 +214,11 @@ async def test_a_node_that_comes_late_is_mounted_once_it_is_there(lab: Lab, tmp_
     assert len(mounts_at(mounted.mount_point)) == 1
 
 
-async def test_a_hundred_rounds_leave_nothing(lab: Lab) -> None:
+async def test_many_rounds_leave_nothing(lab: Lab) -> None:
     """Mounts, directories and descriptors are as before."""
     await lab.files.start()
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(100):
+    for _ in range(often(100)):
         await lab.storages.attach(request())
         await lab.storages.detach("data")
     assert len(os.listdir("/proc/self/fd")) == before

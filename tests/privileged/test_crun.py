@@ -211,7 +211,6 @@ def linked_root(source: Path, root: Path) -> None:
     (root / "var").mkdir()
     (root / "var/run").symlink_to("/run2")
     (root / "run2").symlink_to("/tmp/run2")
-    (root / "tmp/run2").mkdir()
 
 
 def exists(path: str) -> bool:

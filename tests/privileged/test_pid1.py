@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.linux import fdpass, mounting
+from tests.privileged.counts import often
 from tests.privileged.pidns import (
     ENDED_OFF,
     ENDED_REBOOT,
@@ -74,24 +75,26 @@ def cgroup() -> Iterator[str]:
         yield group
 
 
-def test_every_status_of_200_orphans_arrives(run: str) -> None:
+def test_every_status_of_many_orphans_arrives(run: str) -> None:
     """A second reaper in the process would turn some of these into 0 without a word."""
-    with PidNamespace(Plan(run=run, services=(once(orphans(200, 7)),))) as bed:
+    count = often(200)
+    with PidNamespace(Plan(run=run, services=(once(orphans(count, 7)),))) as bed:
         bed.wait_said("booted")
         with bed.connect() as client:
-            entries = client.entries_until(ended_with(7, 200))
-    assert sum(entry["code"] == 7 for entry in entries) == 200
+            entries = client.entries_until(ended_with(7, count))
+    assert sum(entry["code"] == 7 for entry in entries) == count
     assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
     assert {entry["signal"] for entry in entries} == {0}
 
 
-def test_no_zombie_is_left_of_500_orphans(run: str) -> None:
+def test_no_zombie_is_left_of_many_orphans(run: str) -> None:
     """Grandchildren whose parent ended at once: `sh -c '(sleep 1 &); exit 0'`, many times."""
-    with PidNamespace(Plan(run=run, services=(once(orphans(500, 9)),))) as bed:
+    count = often(500)
+    with PidNamespace(Plan(run=run, services=(once(orphans(count, 9)),))) as bed:
         bed.wait_said("booted")
         with bed.connect() as client:
             # With the script's own exit.
-            client.entries_until(lambda entries: len(entries) == 501)
+            client.entries_until(lambda entries: len(entries) == count + 1)
         zombies = [pid for pid, state in bed.states().items() if state == "Z"]
     assert zombies == []
 

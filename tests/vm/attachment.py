@@ -64,9 +64,7 @@ class Attachment:
         async with asyncio.timeout(PATIENCE):
             while not condition():
                 frame = await self._call.read()
-                if not isinstance(frame, pb.AttachResponse):
-                    await self._call.wait_for_connection()
-                    raise AssertionError(f"the call is over: {await self._call.code()}")
+                assert isinstance(frame, pb.AttachResponse), "the call is over"
                 self._take(frame)
 
     async def until_text(self, text: bytes) -> None:
@@ -76,9 +74,7 @@ class Attachment:
         await self.until(lambda: self.exit is not None)
         assert self.exit is not None
         assert self.opened is not None
-        return Finished(
-            code=self.exit.code, stdout=self.data[STDOUT], stderr=self.data[STDERR]
-        )
+        return Finished(code=self.exit.code, stdout=self.data[STDOUT], stderr=self.data[STDERR])
 
     def cancel(self) -> None:
         self._call.cancel()

@@ -132,19 +132,14 @@ class Guest:
         output = {types.STREAM_KIND_STDOUT: b"", types.STREAM_KIND_STDERR: b""}
         call = self.processes.Attach(timeout=limit)
         await call.write(processes.AttachRequest(open=processes.OpenStreams(process=ref)))
-        async for answer in call:
-            match answer.WhichOneof("frame"):
-                case "output":
-                    frame = answer.output
-                    assert frame.offset == len(output[frame.stream])
-                    output[frame.stream] += frame.data
-                case "exit":
-                    return Finished(
-                        code=answer.exit.code,
-                        stdout=output[types.STREAM_KIND_STDOUT],
-                        stderr=output[types.STREAM_KIND_STDERR],
-                    )
-        raise AssertionError("the stream ended without an exit")
+        try:
+            code = await _collect(call, output)
+        except aio.AioRpcError as error:
+            for name, said in zip(("output", "errors"), output.values(), strict=True):
+                error.add_note(f"{name} until then: {said[-4000:].decode(errors='replace')}")
+            raise
+        stdout, stderr = output.values()
+        return Finished(code=code, stdout=stdout, stderr=stderr)
 
     async def wait(self, name: str, exec_id: str = "") -> types.ExitStatus:
         ref = types.ProcessRef(container_id=name, exec_id=exec_id)
@@ -152,6 +147,19 @@ class Guest:
             processes.WaitRequest(process=ref), wait_for_ready=True, timeout=120
         )
         return answer.exit
+
+
+async def _collect(call: Any, output: dict[Any, bytes]) -> int:
+    """The exit code; what is said until then is added to `output`."""
+    async for answer in call:
+        match answer.WhichOneof("frame"):
+            case "output":
+                frame = answer.output
+                assert frame.offset == len(output[frame.stream])
+                output[frame.stream] += frame.data
+            case "exit":
+                return int(answer.exit.code)
+    raise AssertionError("the stream ended without an exit")
 
 
 def create_request(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 
@@ -87,12 +87,21 @@ class Observer:
         )
 
     async def returns_to(self, before: Census) -> None:
-        """Fails when something is not given back. The kernel, and what ends in the
-        background, may take a moment, so it looks again for a while."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _SETTLING
-        while differences := before.differences(await self.census()):
-            assert loop.time() < deadline, differences
+        """Fails when something is not given back."""
+
+        async def differences() -> dict[str, str]:
+            return before.differences(await self.census())
+
+        await _until_nothing(differences)
+
+    async def sees_no_zombies(self) -> None:
+        """Fails when some stay."""
+
+        async def zombies() -> list[str]:
+            running = _processes(await self.ask("ps -o pid,ppid,stat,args"))
+            return [str(each) for each in running if each.state == "Z"]
+
+        await _until_nothing(zombies)
 
     async def _lines(self, script: str) -> list[str]:
         return (await self.ask(script)).splitlines()
@@ -114,6 +123,14 @@ async def observing(guest: Guest) -> AsyncIterator[Observer]:
     finally:
         attachment.cancel()
         await guest.remove(name)
+
+
+async def _until_nothing(look: Callable[[], Awaitable[object]]) -> None:
+    """The kernel, and what ends in the background, may take a moment: look again for a while."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _SETTLING
+    while seen := await look():
+        assert loop.time() < deadline, seen
 
 
 def _processes(text: str) -> list[_Running]:

@@ -17,6 +17,7 @@ from innkeeper.v1 import containers_pb2 as containers
 from innkeeper.v1 import devices_pb2 as devices
 from innkeeper.v1 import host_pb2 as host
 from tests.vm.guest import Guest, booted, reason, refused
+from tests.vm.observer import Observer, observing
 
 pytestmark = [pytest.mark.vm, pytest.mark.devices]
 
@@ -181,10 +182,12 @@ async def test_a_hundred_rounds_leave_nothing(machine: Guest, tmp_path: Path) ->
     await _attach(machine, "cold", devices.DeviceAddress(pci_path="05"))
     path = disk(tmp_path, "round")
     await _round(machine, path, 1)
-    before = await _everything(machine)
-    for number in range(ROUNDS):
-        await _round(machine, path, number)
-    assert await _everything(machine) == before
+    async with observing(machine) as observer:
+        before, census = await _everything(machine, observer), await observer.census()
+        for number in range(ROUNDS):
+            await _round(machine, path, number)
+        await observer.returns_to(census)
+        assert await _everything(machine, observer) == before
 
 
 async def _round(guest: Guest, path: Path, number: int) -> None:
@@ -197,15 +200,10 @@ async def _round(guest: Guest, path: Path, number: int) -> None:
     await guest.host.Unplug(host.UnplugRequest(id="round"))
 
 
-async def _everything(guest: Guest) -> dict[str, object]:
-    """What could leak, on both sides. mountinfo without the looking container's own lines."""
-    described = await guest.describe()
+async def _everything(guest: Guest, observer: Observer) -> dict[str, object]:
+    """What could be left of a disk, on both sides."""
     vm = await guest.vm.describe()
-    seen = await guest.probe(
-        f"ls /proc/{described.agent_pid}/fd | wc -l; ls /proc/{described.agent_pid}/task | wc -l;"
-        " ls /proc/1/fd | wc -l; grep -v bundles /proc/1/mountinfo | wc -l;"
-        " ls /sys/bus/pci/devices | tr '\\n' ' '; ls /sys/block | tr '\\n' ' '"
-    )
+    seen = await observer.ask("ls /sys/bus/pci/devices /sys/block")
     buses = await guest.host.Query(host.QueryQemuRequest(command="query-pci"))
     listed = await guest.devices.List(devices.ListDevicesRequest())
     plugged = await guest.host.ListPlugged(host.ListPluggedRequest())

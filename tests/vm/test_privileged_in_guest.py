@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sysconfig
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from innkeeper.v1 import containers_pb2 as containers
 from innkeeper.v1 import host_pb2 as host
 from innkeeper.v1 import storages_pb2 as storages
 from innkeeper.v1 import types_pb2 as types
+from tests.privileged.counts import FEWER
 from tests.vm.guest import EVERYTHING, PROBE, Guest, booted
 
 pytestmark = [pytest.mark.vm, pytest.mark.containers]
@@ -51,8 +53,8 @@ def _copy_package(name: str, target: Path) -> None:
 def _copy_libudev(target: Path) -> None:
     """The witness of uevents, which the guest has no use for, and what finds it for ctypes."""
     target.mkdir()
-    (library,) = Path("/usr/lib").glob("*/libudev.so.1")
-    for file in (library, Path("/sbin/ldconfig")):
+    libraries = Path("/usr/lib", sysconfig.get_config_var("MULTIARCH"))
+    for file in (libraries / "libudev.so.1", Path("/sbin/ldconfig")):
         shutil.copy(file, target)
 
 
@@ -99,14 +101,15 @@ LINUX = {
     "namespaces": [{"type": "mount"}, {"type": "cgroup", "path": "/proc/1/ns/cgroup"}],
 }
 SCRIPT = f"""
+export {FEWER}={int("INNKEEPER_SOAK" not in os.environ)}
 modprobe loop
 cp /tests/udev/ldconfig /sbin
 ldconfig -X /tests/udev
 cd /tests/code
 export PYTHONPATH=/tests/code:/usr/lib/innkeeper:/tests/site:/usr/lib/innkeeper/site-packages
 export PYTHONDONTWRITEBYTECODE=1
-python3 -B -m pytest tests/privileged -m privileged -q -p no:cacheprovider \
-    -o addopts='--strict-markers --import-mode=importlib' -rs --timeout=300 \
+python3 -B -m pytest tests/privileged -m privileged -v -p no:cacheprovider \
+    -o addopts='--strict-markers --import-mode=importlib' -rs --timeout=120 \
     --junitxml=/tests/{REPORT} 2>&1
 """
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from innkeeper.shim import commands
 from innkeeper.shim.client import VmSpec
 from innkeeper.shim.statedir import VmPaths
 from innkeeper.shim.transport.bridge import CHANNEL_OPTIONS
-from innkeeper.shim.transport.stream import SocketStream, connect_unix
+from innkeeper.shim.transport.stream import connect_unix
 from innkeeper.v1 import processes_pb2 as processes
 from innkeeper.v1 import processes_pb2_grpc
 from innkeeper.v1 import types_pb2 as types
@@ -109,9 +108,9 @@ class Machine:
     async def relay(self) -> dict[str, int]:
         """What the relay has counted, and how many descriptors it has."""
         async with observing(self.guest) as observer:
-            counts = json.loads(await observer.ask("cat /guest/run/innkeeper/relay.json"))
+            counts = await observer.ask("cat /guest/run/innkeeper/relay.json")
             census = await observer.census()
-        return counts | {"descriptors": census.relay.total()}
+        return {**json.loads(counts), "descriptors": census.relay.total()}
 
 
 @pytest.fixture(scope="module")
@@ -127,18 +126,15 @@ def image_with_peer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out / "cloud"
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=["serial", "vhost-user-vsock"]
-)
-async def machine(
-    request: pytest.FixtureRequest, image_with_peer: Path
-) -> AsyncIterator[Machine]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["serial", "vhost-user-vsock"])
+async def machine(request: pytest.FixtureRequest, image_with_peer: Path) -> AsyncIterator[Machine]:
     if request.param != "serial":
         request.getfixturevalue("vhost_device_vsock")
     spec = VmSpec(
         name="transport",
         image=f"{image_with_peer}/",
         transport=request.param,
+        cpus=2,
         ports=2,
         cmdline=("quiet", "innkeeper.modules=vsock_loopback"),
     )
@@ -166,7 +162,9 @@ async def test_a_process_of_the_guest_does_not_pass_for_the_host(machine: Machin
 
     Without a vsock device the kernel takes even the host's CID for the guest itself.
     """
-    script = "until [ -e /guest/run/loopback.json ]; do sleep 0.1; done; cat /guest/run/loopback.json"
+    script = (
+        "until [ -e /guest/run/loopback.json ]; do sleep 0.1; done; cat /guest/run/loopback.json"
+    )
     said = json.loads(await machine.guest.probe(script))
     assert said.pop("bind to 2") == "EADDRNOTAVAIL"
     reached = {cid: how for cid, how in said.items() if how != "not connected"}
@@ -220,14 +218,129 @@ async def test_who_does_not_speak_http2_is_turned_away(machine: Machine) -> None
 async def test_the_host_hears_how_the_agent_died(machine: Machine) -> None:
     """Unary calls and streams alike, through the daemon, until a new agent serves."""
     guest = machine.guest
-    before = await guest.describe()
-    counts = await machine.relay()
+    before, counts = await guest.describe(), await machine.relay()
     name = await guest.start(f"read line; kill -9 {before.agent_pid}", **PROBE)
-    ref = types.ProcessRef(container_id=name)
-    attachment = await Attachment(guest.processes, process=ref).open()
+    attachment = await Attachment(guest.processes, process=_process(name)).open()
     await attachment.send(b"now\n")
-    unary = await _refusals(guest, lambda: guest.wait(name))
-    assert (await guest.describe()).agent_restarts == before.agent_restarts + 1
-    streams = await _refusals(guest, attachment.to_the_end)
-    assert unary
+    with pytest.raises(aio.AioRpcError):
+        await attachment.to_the_end()
+    errors = await _errors_while_away(guest, name)
+    assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
+    told = Counter(error.details() for error in errors if reason(error) == "AGENT_AWAY")
+    away = "innkeeper agent is not serving (restarting; agent (pid "
+    (text, times), *_ = told.most_common()
+    assert text is not None
+    assert text.startswith(f"{away}{before.agent_pid}) ended after ")
+    assert text.endswith(" s by signal 9 (SIGKILL))")
+    after = await machine.relay()
+    assert after["away_replies"] - counts["away_replies"] >= times
     await guest.remove(name)
+
+
+def _process(name: str) -> types.ProcessRef:
+    return types.ProcessRef(container_id=name)
+
+
+async def _errors_while_away(guest: Guest, name: str) -> list[aio.AioRpcError]:
+    """Of a unary call and a stream in turns, until the unary call is answered."""
+    errors: list[aio.AioRpcError] = []
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await guest.processes.Wait(processes.WaitRequest(process=_process(name)))
+            except aio.AioRpcError as error:
+                errors.append(error)
+            else:
+                return errors
+            try:
+                attachment = await Attachment(guest.processes, process=_process(name)).open()
+            except aio.AioRpcError as error:
+                errors.append(error)
+            else:
+                attachment.cancel()
+
+
+# Blows at the agent, each when so many sessions have begun since the last one.
+SABOTAGE = """
+count() {{ sed -n 's/.*"{counter}": \\([0-9]*\\).*/\\1/p' /guest/run/innkeeper/relay.json; }}
+after() {{ goal=$(($(count) + $1)); while [ $(count) -lt $goal ]; do sleep 0.1; done; }}
+after 100; kill -STOP {agent}
+after 10; kill -CONT {agent}
+after 100; kill -STOP {agent}
+after 10; kill -CONT {agent}
+after 100; kill -KILL {agent}
+"""
+
+
+async def test_500_reconnects_give_500_working_channels(machine: Machine) -> None:
+    """Between them clients that go at once or in mid-frame, and an agent that stops and dies."""
+    guest, before = machine.guest, await machine.relay()
+    source = await guest.start(f"head -c {MIB} /dev/zero; sleep 1000")
+    host = Reconnecting(line=machine.line, stream=_process(source))
+    agent = (await guest.describe()).agent_pid
+    script = SABOTAGE.format(agent=agent, counter=machine.counted_as)
+    saboteur = await guest.start(script, **PROBE)
+    for _ in range(RECONNECTS):
+        await host.reconnect()
+    assert (await guest.follow(_process(saboteur), limit=PATIENCE)).code == 0
+    after = await machine.relay()
+    assert after[machine.counted_as] - before[machine.counted_as] >= RECONNECTS
+    assert after["away_replies"] > before["away_replies"], "the agent was killed"
+    assert host.failures[grpc.StatusCode.DEADLINE_EXCEEDED], "the agent was stopped"
+    assert set(host.failures) <= {
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNAVAILABLE,
+    }
+    assert host.troubled <= RECONNECTS // 20, "only around the blows is a second try needed"
+    assert after["descriptors"] <= before["descriptors"] + SPARE
+    for name in (saboteur, source):
+        await guest.remove(name)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reconnecting:
+    """A host that connects anew for every call, below the daemon's own channel."""
+
+    line: Path
+    stream: types.ProcessRef
+    number: int = 0
+    troubled: int = 0
+    failures: Counter[grpc.StatusCode] = field(default_factory=Counter)
+
+    async def reconnect(self) -> None:
+        """Sometimes a client that leaves at once, then one that must get its answer."""
+        self.number += 1
+        await self._rude(self.number % 3 == 0)
+        failed = 0
+        async with asyncio.timeout(PATIENCE):
+            while (code := await self._try()) is not None:
+                failed += 1
+                self.failures[code] += 1
+                if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    await self._rude(2 * len(LEFTOVERS))
+        self.troubled += failed > 0
+
+    async def _try(self) -> grpc.StatusCode | None:
+        """One fresh channel: None when it works."""
+        options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        async with aio.insecure_channel(f"unix:{self.line}", options=options) as channel:
+            health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                await health.Check(health_pb2.HealthCheckRequest(), timeout=2)
+                if self.number % 10 == 0:
+                    await self._leave_in_mid_frame(channel)
+            except aio.AioRpcError as error:
+                return error.code()
+        return None
+
+    async def _leave_in_mid_frame(self, channel: aio.Channel) -> None:
+        stub = processes_pb2_grpc.ProcessesStub(channel)
+        attachment = await Attachment(stub, process=self.stream).open()
+        await attachment.until(lambda: attachment.data[types.STREAM_KIND_STDOUT])
+
+    async def _rude(self, clients: int) -> None:
+        """Gone before anybody can have looked at them."""
+        for extra in range(clients):
+            client = await connect_unix(self.line, timeout=PATIENCE)
+            await client.write(LEFTOVERS[(self.number + extra) % len(LEFTOVERS)])
+            client.close()

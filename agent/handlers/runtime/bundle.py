@@ -21,6 +21,7 @@ from agent.core.fileops import MountCall
 from agent.linux.mounting import MountFlag, UnmountFlag
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from agent.core.deadlines import Deadline
@@ -35,7 +36,10 @@ class Files(Protocol):
 
     async def mount(self, call: MountCall, deadline: Deadline) -> None: ...
     async def unmount(self, target: str, flags: UnmountFlag, deadline: Deadline) -> None: ...
-    async def statfs(self, path: str, deadline: Deadline) -> object: ...
+    async def check_directory(self, path: str, deadline: Deadline) -> None: ...
+    async def make_link_targets(
+        self, root: str, paths: Sequence[str], deadline: Deadline
+    ) -> None: ...
 
 
 class Bundle:
@@ -154,7 +158,7 @@ async def check_root_directory(files: Files, path: str, deadline: Deadline) -> N
             f"the root {path!r} is not an absolute path without '.', '..' and '//'", field="path"
         )
     try:
-        await files.statfs(f"{path}/.", deadline)
+        await files.check_directory(path, deadline)
     except OSError as error:
         raise invalid(
             f"the root {path} is not a directory that can be reached: {error.strerror}",

@@ -179,6 +179,8 @@ class Containers:
             root=root, cgroup=container.record.cgroup, mounts=mounts, devices=devices
         )
         config = oci.complete(spec, around)
+        if folders := oci.mount_folders(spec, mounts):
+            await context.files.make_link_targets(root, folders, deadline)
         bundle.write_config(oci.to_json(config))
         await self._launch(container, config, deadline)
 

@@ -45,6 +45,7 @@ async def restore(context: RuntimeContext, containers: Containers) -> None:
         else:
             context.state.delete(record.KIND, record.key)
     await asyncio.gather(*(_restore_one(context, containers, each) for each in found))
+    _take_back_strays(context, containers, set(by_id))
     await _sweep(context, set(by_id))
 
 
@@ -107,6 +108,26 @@ def _load(context: RuntimeContext, kind: type[R]) -> list[R]:
             log.warning("the saved state of %s %s is of another shape: %r", kind.KIND, key, error)
             context.state.delete(kind.KIND, key)
     return found
+
+
+def _take_back_strays(context: RuntimeContext, containers: Containers, ids: set[str]) -> None:
+    """A bundle whose record is lost: what runs there nobody could see or end, and its
+    id could never be used again."""
+    bundles = context.roots.bundles
+    for path in bundles.iterdir() if bundles.is_dir() else ():
+        if path.name in ids:
+            continue
+        log.warning("container %s has no readable record: it is ended and removed", path.name)
+        record = ContainerRecord(
+            id=path.name,
+            fingerprint="",
+            cgroup=f"{context.parent()}/{path.name}",
+            phase=Phase.REMOVING,
+            layer=True,
+        )
+        container = Container(context, record)
+        containers.table.add(container)
+        containers.take_back(container)
 
 
 async def _sweep(context: RuntimeContext, ids: set[str]) -> None:

@@ -40,6 +40,8 @@ start programs, write to files of the guest, or replace the seccomp profile."""
 _FOREIGN = ("solaris", "windows", "vm", "zos", "freebsd")
 _NOT_DONE = ("netDevices", "memoryPolicy")
 
+_CONTROLLERS = {"cpu", "cpuset", "hugetlb", "io", "memory", "misc", "pids", "rdma"}
+
 _NAMESPACES = {"pid", "network", "mount", "ipc", "uts", "user", "cgroup", "time"}
 _DEFAULT_NAMESPACES = ("pid", "ipc", "uts", "mount", "cgroup")
 
@@ -170,6 +172,14 @@ def storage_mount(wanted: StorageMount, storage: MountedStorage) -> dict[str, An
     }
 
 
+def mount_folders(spec: dict[str, Any], storages: Sequence[dict[str, Any]]) -> list[str]:
+    """Paths in the root that have to be directories for the mounts to be made: where
+    storages go, and where other mounts, which may be of files, lie in."""
+    parents = (mount["destination"].rpartition("/")[0] for mount in spec.get("mounts") or ())
+    folders = [*(mount["destination"] for mount in storages), *parents]
+    return [folder for folder in dict.fromkeys(folders) if folder]
+
+
 def to_json(spec: dict[str, Any]) -> str:
     return json.dumps(spec, ensure_ascii=False)
 
@@ -200,11 +210,28 @@ def _check_linux(linux: Json) -> None:
     linux.check("maskedPaths", Json.paths)
     linux.check("readonlyPaths", Json.paths)
     linux.check("devices", lambda devices: devices.each(_check_device))
-    linux.check("resources", lambda resources: resources.check("devices", _check_rules))
+    linux.check("resources", _check_resources)
 
 
 def _check_device(device: Json) -> None:
     device.need("path").path()
+
+
+def _check_resources(resources: Json) -> None:
+    resources.check("devices", _check_rules)
+    resources.check("unified", _check_unified)
+
+
+def _check_unified(unified: Json) -> None:
+    """Files of controllers only: `cgroup.procs` would move any process of the guest, PID 1 too."""
+    for name in unified.members():
+        controller, dot, _ = name.partition(".")
+        if not dot or controller not in _CONTROLLERS or "/" in name:
+            raise bad_spec(
+                f"{unified.place}.{name}"[:200],
+                "is no file of a controller",
+                hint="known controllers: " + ", ".join(sorted(_CONTROLLERS)),
+            )
 
 
 def _check_rules(rules: Json) -> None:

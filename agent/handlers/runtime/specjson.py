@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+_DEEPEST = 64
+"""Levels of a document; the specification has less than 10, and what reads it after
+us (copy, json, crun) does so by recursion."""
+
+_LONGEST_PLACE = 1000
+
+
 def bad_spec(place: str, problem: str, *, hint: str | None = None) -> AgentError:
     where = place or "the document"
     return invalid(f"{where}: {problem}", reason=Reason.BAD_SPEC, hint=hint, path=place)
@@ -124,9 +131,11 @@ def parse(data: bytes) -> Json:
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the member {twice!r} is there twice in one object")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the member {name[:60]!r} is there twice in one object")
+            seen.add(name)
     return members
 
 
@@ -135,25 +144,41 @@ def _no_constant(word: str) -> None:
 
 
 def _check_texts(root: Json) -> None:
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        match node.value:
-            case str(text):
-                _check_text(node.place, text)
-            case dict(members):
-                for name in members:
-                    _check_text(node.place, name)
-                waiting += [Json(value, node._below(name)) for name, value in members.items()]
-            case list():
-                waiting += node.items()
+    """Depth first, one iterator a level: places are made only for what is wrong,
+    so a big document takes no memory beyond its own."""
+    way: list[tuple[str, Iterator[tuple[object, Any]]]] = [("", iter([("", root.value)]))]
+    while way:
+        place, values = way[-1]
+        step = next(values, None)
+        if step is None:
+            way.pop()
+            continue
+        key, value = step
+        if isinstance(key, str) and (problem := _text_problem(key)):
+            raise bad_spec(place, problem)
+        if isinstance(value, str) and (problem := _text_problem(value)):
+            raise bad_spec(_step(place, key), problem)
+        if not isinstance(value, dict | list):
+            continue
+        if len(way) > _DEEPEST:
+            raise bad_spec("", "is nested too deeply", hint=f"at most {_DEEPEST} levels")
+        inside = value.items() if isinstance(value, dict) else enumerate(value)
+        way.append((_step(place, key), iter(inside)))
 
 
-def _check_text(place: str, text: str) -> None:
+def _step(place: str, key: object) -> str:
+    """A place one level down; cut, for names may be as long as the document."""
+    if isinstance(key, int):
+        return f"{place}[{key}]"
+    return f"{place}.{key}"[:_LONGEST_PLACE] if place else str(key)[:_LONGEST_PLACE]
+
+
+def _text_problem(text: str) -> str:
     if "\0" in text:
-        raise bad_spec(place, f"{_shown(text)} has a NUL, which no program can be given")
+        return f"{_shown(text)} has a NUL, which no program can be given"
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise bad_spec(place, f"{_shown(text)} has half a surrogate pair")
+        return f"{_shown(text)} has half a surrogate pair"
+    return ""
 
 
 def _shown(text: str) -> str:

@@ -156,6 +156,22 @@ async def test_a_cancelled_call_costs_its_worker(workers: FileWorkers, hanging: 
     assert workers._ending == {}
 
 
+async def test_after_a_call_was_given_up_another_worker_is_warm(
+    workers: FileWorkers, hanging: Path
+) -> None:
+    """The next mount must not pay for the start of one."""
+    await workers.start()
+    first = pid(workers)
+    with pytest.raises(AgentError):
+        await workers.read_text(hanging, Deadline.after(0.05))
+    assert workers._warming is not None
+    await workers._warming
+    second = pid(workers)
+    assert second != first
+    await workers.statfs("/proc", ample())
+    assert pid(workers) == second
+
+
 async def test_workers_are_bounded_and_the_error_says_what_holds_them(
     workers: FileWorkers, hanging: Path
 ) -> None:
@@ -200,3 +216,18 @@ async def test_calls_at_once_get_their_own_answers(tmp_path: Path) -> None:
     await asyncio.gather(*(workers.mkdir(str(tmp_path / name), ample()) for name in names))
     assert sorted(os.listdir(tmp_path)) == sorted(names)
     await workers.close()
+
+
+async def test_a_directory_is_reached_without_links_or_not_at_all(
+    workers: FileWorkers, tmp_path: Path
+) -> None:
+    """A container may have left a link in its storage that leads to the guest's own root."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/")
+    await workers.check_directory(str(tmp_path / "root"), ample())
+    wrong = {"file": errno.ENOTDIR, "link": errno.ENOTDIR, "link/usr": errno.ELOOP}
+    for name, number in wrong.items():
+        with pytest.raises(OSError, match="check_directory") as caught:
+            await workers.check_directory(str(tmp_path / name), ample())
+        assert caught.value.errno == number, name

@@ -96,3 +96,10 @@ def test_a_serial_is_the_id_while_that_fits_virtio_blk() -> None:
     assert serial_for("x" * 20) == "x" * 20
     assert len(serial_for("x" * 21)) == 20
     assert serial_for("x" * 21) != serial_for("x" * 22)
+
+
+def test_a_file_name_with_a_nul_is_refused_by_name() -> None:
+    """No path has one; the kernel's wrapper would raise something untyped."""
+    with pytest.raises(ShimError) as caught:
+        DiskFile.check("/tmp/a\0b", "raw", read_only=False)
+    assert caught.value.reason is Reason.BAD_FIELD

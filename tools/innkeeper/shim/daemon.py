@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from grpc import aio
 
 from innkeeper.shim import accel, images, link, topology
+from innkeeper.shim.decoding import TypedDecoding
 from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.shim.guest import Guest
 from innkeeper.shim.host_service import HostService
@@ -157,7 +158,11 @@ class Daemon:
 
     @asynccontextmanager
     async def _answering(self, vm: RunningVm, guest: aio.Channel) -> AsyncIterator[None]:
-        server = aio.server(handlers=(GuestProxy(guest, vm),), options=SERVER_OPTIONS)
+        server = aio.server(
+            handlers=(GuestProxy(guest, vm),),
+            interceptors=(TypedDecoding(),),
+            options=SERVER_OPTIONS,
+        )
         host_pb2_grpc.add_HostServicer_to_server(HostService(vm), server)
         server.add_insecure_port(f"unix:{self._paths.api}")
         await server.start()

@@ -52,7 +52,7 @@ class DiskFile:
         """Raises BAD_FIELD or FILE_NOT_FOUND; an empty format is raw."""
         known = _format(format)
         path = Path(file)
-        if not path.is_absolute():
+        if not path.is_absolute() or "\0" in file:
             raise _bad("file", f"disk file {file!r}: not an absolute path")
         mode = _mode(path)
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from innkeeper.shim.disks import DiskFile
-from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.errors import Reason, ShimError, clip
 from innkeeper.shim.plug import check_timeout
 from innkeeper.shim.plugged import DeviceState
 from innkeeper.shim.vm import DEFAULT_GRACE
@@ -155,8 +155,8 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except ShimError as error:
-        await context.abort(error.code, str(error), error.trailers())
+        await context.abort(error.code, clip(str(error)), error.trailers())
     except Exception as error:  # noqa: BLE001 - the one outermost net of a call
         _log.exception("a bug")
         told = ShimError(Reason.INTERNAL_ERROR, f"bug in the daemon: {error!r}")
-        await context.abort(told.code, str(told), told.trailers())
+        await context.abort(told.code, clip(str(told)), told.trailers())

@@ -16,6 +16,7 @@ import grpc
 from grpc import aio
 
 from innkeeper.shim import writing
+from innkeeper.shim.errors import clip
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -94,7 +95,7 @@ class GuestProxy(grpc.GenericRpcHandler):
         if code is grpc.StatusCode.UNAVAILABLE:
             gone = await self._vm.why_gone()
             if gone is not None:
-                await context.abort(gone.code, str(gone), gone.trailers())
+                await context.abort(gone.code, clip(str(gone)), gone.trailers())
         context.set_trailing_metadata(_passed_on(await call.trailing_metadata()))
         context.set_code(code)
         context.set_details(await call.details() or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -204,6 +205,21 @@ async def test_the_layer_is_limited_and_paths_are_escaped(bed: Bed, life: Life) 
     assert f"lowerdir={bed.top}/odd\\,na\\:me,upperdir=" in overlay.data
     await life.containers.remove("c1", 0, 10)
     assert bed.left() == {}
+
+
+async def test_links_on_the_way_to_mounts_are_followed_before_the_runtime(
+    bed: Bed, life: Life
+) -> None:
+    """An image may have lost the directory that its /var/run leads to."""
+    mounts = [
+        {"destination": "/etc/hosts", "type": "bind", "source": "/etc/hosts"},
+        {"destination": "/proc", "type": "proc"},
+    ]
+    spec = {"process": {"args": ["/bin/sh"]}, "mounts": mounts}
+    storage = StorageMount(storage_id="data", destination="/var/run/secrets")
+    request = bed.request(spec=json.dumps(spec).encode(), storages=(storage,))
+    await life.containers.create(request)
+    assert bed.noted.linked == [(str(bed.root), ["/var/run/secrets", "/etc"])]
 
 
 async def test_a_failed_start_leaves_it_created(bed: Bed, life: Life) -> None:

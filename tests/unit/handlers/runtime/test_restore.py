@@ -174,7 +174,7 @@ async def test_streams_of_nobody_are_swept(bed: Bed, running: Life) -> None:
     for kind, key in (("containers", "c1"), ("processes", "c1:-")):
         (bed.roots.state / kind / f"{key}.json").unlink()
     heir = await bed.start()
-    assert heir.containers.list() == ()
+    await until(lambda: heir.containers.list() == ())
     assert bed.pid1.store == {}
     assert list(bed.roots.spools.iterdir()) == []
 
@@ -216,3 +216,16 @@ async def test_an_exit_that_the_journal_lost(
     bed.pid1.journal.clear()
     heir = await bed.start()
     assert (await heir.wait("c1")).code == 255
+
+
+async def test_a_container_whose_record_is_lost_is_ended_and_removed(
+    bed: Bed, running: Life
+) -> None:
+    """Nobody could see it or end it, and its id could never be used again."""
+    await running.end()
+    (bed.roots.state / "containers" / "c1.json").unlink()
+    heir = await bed.start()
+    await until(lambda: bed.left() == {})
+    await heir.containers.create(bed.request("exit 3"))
+    await heir.containers.start("c1")
+    assert (await heir.wait("c1")).code == 3

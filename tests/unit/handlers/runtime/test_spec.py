@@ -305,3 +305,35 @@ def test_the_place_in_a_process_of_an_exec_has_no_prefix() -> None:
     with pytest.raises(AgentError) as caught:
         parse_process(b'{"args": ["sh"], "env": ["x"]}')
     assert caught.value.fields["path"] == "env[0]"
+
+
+@pytest.mark.parametrize("name", ["cgroup.procs", "cgroup.kill", "../memory.max", "memory", "x.y"])
+def test_unified_resources_are_files_of_controllers(name: str) -> None:
+    """crun writes any file that is named: cgroup.procs would move PID 1 into the container."""
+    with pytest.raises(AgentError) as caught:
+        parse_spec(spec(linux={"resources": {"unified": {name: "1"}}}))
+    assert caught.value.reason is Reason.BAD_SPEC
+    assert name in str(caught.value)
+
+
+def test_unified_resources_of_controllers_are_kept() -> None:
+    unified = {"memory.high": "10000000", "pids.max": "7", "hugetlb.2MB.max": "0"}
+    parsed = parse_spec(spec(linux={"resources": {"unified": unified}}))
+    assert parsed["linux"]["resources"]["unified"] == unified
+
+
+def test_a_document_nested_beyond_reason_is_refused() -> None:
+    """What reads it after us does so by recursion."""
+    deep: Any = "x"
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(AgentError) as caught:
+        parse_spec(spec(annotations={}, extension=deep))
+    assert caught.value.reason is Reason.BAD_SPEC
+    assert "nested too deeply" in str(caught.value)
+
+
+def test_the_place_of_a_nul_is_told_however_deep() -> None:
+    with pytest.raises(AgentError) as caught:
+        parse_spec(spec(extension=[{"a": ["good", "b\0ad"]}]))
+    assert caught.value.fields["path"] == "extension[0].a[1]"
