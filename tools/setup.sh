@@ -84,8 +84,11 @@ install_packages() {
     names=$(printf '%s\n' "$lines" | cut -d ' ' -f 1 | tr '\n' ' ')
     say "installing with apt: $names"
     log=build/setup-apt.log
-    apt_install "$names" >"$log" 9>&- ||
-        { complaints "$log" >&2; die "apt failed (its whole output: $log). Run the same command again when that is mended"; }
+    if ! apt_install "$names" >"$log" 9>&-; then
+        [ -s "$log" ] || die "apt could not be started as root: run tools/setup.sh as root once"
+        complaints "$log" >&2
+        die "apt failed (its whole output: $log). Run the same command again when that is mended"
+    fi
     left=$(missing | cut -d ' ' -f 1 | tr '\n' ' ')
     [ -z "$left" ] || die "apt says it has installed these, but they do not work: $left(see $log)"
 }
@@ -115,7 +118,7 @@ apt_install() {
 
 # Of apt's output: what it says is wrong, the first cause first.
 complaints() {
-    grep -E '^(E|W|Err|dpkg|setup):' "$1" | awk '!seen[$0]++' | head -n 12
+    grep -E '^(E|W|Err|dpkg|setup):' "$1" | awk '!seen[$0]++' | head -n 12 | grep . || tail -n 12 "$1"
 }
 
 as_root() {
@@ -168,6 +171,7 @@ make_vhost_device_vsock() {
 }
 
 one_at_a_time
+[ "$(uname -m)" = x86_64 ] || say "the guest is x86-64, and so must be the machine that builds its image; this is $(uname -m)"
 install_packages
 make_venv
 if [ "${1:-}" = --with-vsock ]; then make_vhost_device_vsock; fi

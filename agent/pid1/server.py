@@ -127,16 +127,20 @@ class Server:
             self._close(connection)
 
     def _guarded(self, connection: Connection, action: Callable[[Connection], None]) -> None:
-        """A client that is gone costs only its connection."""
+        """A client that is gone, or finds a fault of ours, costs only its connection.
+
+        Such a fault can be asked for again and again, so it must not count among
+        those that tell PID 1 that it can't go on.
+        """
         try:
             action(connection)
         except BlockingIOError:
             self._await_room(connection)
         except (EOFError, OSError):
             self._close(connection)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - see above
             self._close(connection)
-            raise
+            self._say(f"error in a client's request, connection closed: {error!r}")
 
     def _serve(self, connection: Connection) -> None:
         try:

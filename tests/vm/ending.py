@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -85,7 +86,10 @@ def _watched(directory: Path) -> Iterator[dict[str, int]]:
     try:
         yield programs
     finally:
+        # Gone already, unless the test has failed.
         for pidfd in programs.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
 
 

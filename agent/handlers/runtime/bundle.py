@@ -31,6 +31,10 @@ _NOT_THERE = {errno.EINVAL, errno.ENOENT}
 """umount2(2) on what is no mount point, or not there."""
 
 
+_LONGEST_PATH = 4095
+"""PATH_MAX without its NUL (include/uapi/linux/limits.h)."""
+
+
 class Files(Protocol):
     """What is needed of `core.fileops.FileWorkers`."""
 
@@ -153,9 +157,11 @@ async def check_root_directory(files: Files, path: str, deadline: Deadline) -> N
     The file system may be a served one, so a worker looks. Raises BAD_FIELD.
     """
     parts = path.split("/")
-    if not path.startswith("/") or path == "/" or {"", ".", ".."} & set(parts[1:]):
+    detours = {"", ".", ".."} & set(parts[1:])
+    if not path.startswith("/") or path == "/" or detours or len(path) > _LONGEST_PATH:
         raise invalid(
-            f"the root {path!r} is not an absolute path without '.', '..' and '//'", field="path"
+            f"the root {path[:200]!r} is not an absolute path without '.', '..' and '//'",
+            field="path",
         )
     try:
         await files.check_directory(path, deadline)

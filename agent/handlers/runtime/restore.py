@@ -103,7 +103,11 @@ def _load(context: RuntimeContext, kind: type[R]) -> list[R]:
     found: list[R] = []
     for key, data in context.state.load_all(kind.KIND).items():
         try:
-            found.append(kind.from_data(data))
+            record = kind.from_data(data)
+            if record.key != key:
+                # Its id would be one that no request can name.
+                raise ValueError(f"it is the record of {record.key!r}")
+            found.append(record)
         except (KeyError, TypeError, ValueError) as error:
             log.warning("the saved state of %s %s is of another shape: %r", kind.KIND, key, error)
             context.state.delete(kind.KIND, key)

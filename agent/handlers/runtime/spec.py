@@ -37,6 +37,9 @@ _ANNOTATIONS = frozenset(
 """Those of crun's annotations (crun.1) that stay inside the container. Others
 start programs, write to files of the guest, or replace the seccomp profile."""
 
+_OF_THE_RUNTIME = ("run.oci.", "module.wasm.")
+"""Prefixes that crun acts on; the latter chooses another way to run the process."""
+
 _FOREIGN = ("solaris", "windows", "vm", "zos", "freebsd")
 _NOT_DONE = ("netDevices", "memoryPolicy")
 
@@ -262,7 +265,7 @@ def _check_namespace_path(path: Json) -> None:
 def _check_annotations(annotations: Json) -> None:
     for name in annotations.members():
         annotations.need(name).text()
-        if name.startswith("run.oci.") and name not in _ANNOTATIONS:
+        if name.startswith(_OF_THE_RUNTIME) and name not in _ANNOTATIONS:
             raise bad_spec(
                 f"annotations.{name}",
                 "is not let through to the runtime",

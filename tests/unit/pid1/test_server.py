@@ -330,3 +330,23 @@ def test_the_socket_is_for_root_only(bench: Bench, tmp_path: Path) -> None:
         bench.turn()
         assert fdpass.receive(client)[0]["ok"]
     bench.server.close()
+
+
+def test_a_fault_that_a_client_can_repeat_costs_only_its_connection(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted among PID 1's own errors, a hundred of them would have powered the VM off."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("a bug of ours")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Requests, "handle", fail)
+        client = bench.connect()
+        fdpass.send(client, {"op": "ping"})
+        bench.turn()
+        with pytest.raises(EOFError):
+            fdpass.receive(client)
+    assert bench.errors == []
+    assert any("a bug of ours" in line for line in bench.said)
+    assert bench.ask(bench.connect(), {"op": "ping"})["ok"]

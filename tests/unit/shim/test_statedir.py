@@ -119,3 +119,18 @@ def test_the_environment_chooses_the_place() -> None:
     named = StateDir.default({"INNKEEPER_STATE_DIR": "/a", "XDG_RUNTIME_DIR": "/b"})
     assert named.root == Path("/a")
     assert StateDir.default({"XDG_RUNTIME_DIR": "/b"}).root == Path("/b/innkeeper")
+
+
+def test_a_path_that_grpc_cannot_address_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ShimError) as caught:
+        StateDir(root=tmp_path / "a,b").claim("web")
+    assert caught.value.reason is Reason.HOST_LACKS
+    assert not (tmp_path / "a,b").exists()
+
+
+def test_a_file_in_the_directorys_place_is_no_bug_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ShimError) as caught:
+        StateDir(root=tmp_path / "file" / "vms").claim("web")
+    assert caught.value.reason is Reason.HOST_LACKS
+    assert "INNKEEPER_STATE_DIR" in caught.value.hint

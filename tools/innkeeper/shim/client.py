@@ -22,12 +22,13 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpc import aio
 
 from innkeeper.shim import commands
 from innkeeper.shim.errors import Reason, ShimError, with_tail
+from innkeeper.shim.host_service import ENDED_BECAUSE
 from innkeeper.shim.images import find_image
 from innkeeper.shim.logs import tail
 from innkeeper.shim.progress import Phase, Progress, parse
@@ -37,7 +38,7 @@ from innkeeper.shim.statedir import StateDir, VmPaths, is_locked
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from innkeeper.shim.statedir import Claim
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ColdDisk",
+    "Ending",
     "Phase",
     "Progress",
     "ShimError",
@@ -61,6 +63,16 @@ _START_LIMIT = 60.0
 _SLOWEST_BOOT = 120.0
 _STOP_LIMIT = 30.0
 _KILL_LIMIT = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a VM was stopped."""
+
+    clean: bool
+    """The guest powered itself off."""
+    why: str = ""
+    """Why QEMU was ended instead, as in "its agent was away for the 10 s of grace"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +112,16 @@ class Vm:
         return tuple(answer.devices)
 
     async def stop(self, grace: float = 10) -> bool:
-        """Returns when daemon and QEMU are gone; True when the guest powered itself
-        off within `grace` seconds. A daemon that does not do it is killed, and
-        QEMU with it."""
+        """True when the guest powered itself off; see `end`."""
+        return (await self.end(grace)).clean
+
+    async def end(self, grace: float = 10) -> Ending:
+        """Returns when daemon and QEMU are gone. QEMU is ended when the guest does
+        not power itself off within `grace` seconds. A daemon that does not do it
+        is killed, and QEMU with it."""
         gone = _Process(self.daemon_pid, self._paths)
         with gone:
-            clean = await self._ask_to_stop(grace)
+            ending = await self._ask_to_stop(grace)
             await gone.wait()
         if self.leash >= 0:
             with contextlib.suppress(OSError):
@@ -121,16 +137,17 @@ class Vm:
         async with self.channel() as channel:
             yield host_pb2_grpc.HostStub(channel)
 
-    async def _ask_to_stop(self, grace: float) -> bool:
+    async def _ask_to_stop(self, grace: float) -> Ending:
         request = host_pb2.StopVmRequest(grace_seconds=grace)
         try:
             async with self._host() as host:
-                answer = await self._ask(host.Stop(request, timeout=grace + _STOP_LIMIT))
+                call = host.Stop(request, timeout=grace + _STOP_LIMIT)
+                clean = (await self._ask(call)).clean
+                return Ending(clean=clean, why=_why_ended(await call.trailing_metadata()))
         except ShimError as error:
             if error.reason is Reason.BAD_FIELD:
                 raise
-            return False
-        return answer.clean
+            return Ending(clean=False, why="its daemon did not answer")
 
     async def _ask(self, call: Awaitable[Answer]) -> Answer:
         try:
@@ -141,6 +158,11 @@ class Vm:
                 raise told from error
             message = f"VM {self.name}: its daemon does not answer: {error.details()}"
             raise ShimError(Reason.UNKNOWN_VM, message, hint="see: innkeeper vm list") from error
+
+
+def _why_ended(trailers: Iterable[Any] | None) -> str:
+    found = dict(trailers or ()).get(ENDED_BECAUSE, b"")
+    return bytes(found).decode(errors="replace")
 
 
 class _Process:
@@ -248,7 +270,12 @@ def _read(name: str, paths: VmPaths) -> Vm | None:
 
 def _spawn(spec: VmSpec, claim: Claim) -> tuple[int, int]:
     """Starts the daemon; the answer is our end of the progress pipe and of the leash."""
-    claim.paths.spec.write_text(spec.to_json())
+    try:
+        claim.paths.spec.write_text(spec.to_json())
+    except OSError as error:
+        claim.remove()
+        text = f"state directory of VM {spec.name}: {error.strerror}: {claim.paths.spec}"
+        raise ShimError(Reason.HOST_LACKS, text) from error
     progress, told = os.pipe()
     leash_end, leash = os.pipe()
     try:

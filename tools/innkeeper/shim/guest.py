@@ -28,6 +28,16 @@ _AGENT_FIRST = 1.0
 _SHORT_CALL = 10.0
 _FIRST_TRY = 2.0
 _BETWEEN_TRIES = 0.1
+_POWER_OFF_CALL = 5.0
+
+# How a call ends whose agent, or the way to it, is not there.
+_AWAY = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    }
+)
 
 
 class Guest:
@@ -55,9 +65,7 @@ class Guest:
             with contextlib.suppress(ShimError):
                 await self._check(wait_for_ready=True, timeout=_FIRST_TRY)
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_BETWEEN_TRIES):
-                    await activity.wait()
+            await _a_moment(activity)
 
     async def attach_disk(self, disk: GuestDisk, timeout: float) -> devices_pb2.AttachedDevice:
         """Waits until the disk is usable; `timeout` in seconds for the whole."""
@@ -97,10 +105,24 @@ class Guest:
     async def complete_detach(self, device_id: str) -> None:
         await self._detach(device_id, devices_pb2.DETACH_PHASE_COMPLETE)
 
-    async def power_off(self, timeout: float) -> None:
-        """The answer comes before the guest begins to stop."""
+    async def power_off(self, activity: asyncio.Event) -> None:
+        """Asks, again and again while the agent is away, as `first_answer` does.
+
+        The answer comes before the guest begins to stop. Ends only with its
+        caller's deadline; raises what the agent itself answers.
+        """
         request = sandbox_pb2.ShutdownRequest(action=sandbox_pb2.SHUTDOWN_ACTION_POWER_OFF)
-        await _ask("power off", self._sandbox.Shutdown(request, timeout=timeout))
+        while True:
+            activity.clear()
+            call = self._sandbox.Shutdown(request, timeout=_POWER_OFF_CALL, wait_for_ready=True)
+            try:
+                await _ask("power off", call)
+            except ShimError as error:
+                if error.code not in _AWAY:
+                    raise
+            else:
+                return
+            await _a_moment(activity)
 
     async def _check(self, *, wait_for_ready: bool, timeout: float) -> None:
         # The whole server's status: the agent's own, with its state and PID 1.
@@ -118,6 +140,13 @@ class Guest:
             f"detach of device {device_id} ({name})",
             self._devices.Detach(request, timeout=_SHORT_CALL),
         )
+
+
+async def _a_moment(activity: asyncio.Event) -> None:
+    """Until something happens in the guest, or a little while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_BETWEEN_TRIES):
+            await activity.wait()
 
 
 async def _ask(doing: str, call: Awaitable[Answer]) -> Answer:

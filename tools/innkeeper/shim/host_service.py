@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _QUESTION = re.compile(r"query-[a-z0-9-]{1,60}")
 _LONGEST_GRACE = 600.0
+ENDED_BECAUSE = "ended-because-bin"
+"""Trailing metadata of Stop's answer, UTF-8: why QEMU had to be ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ class HostService(host_pb2_grpc.HostServicer):
     ) -> host_pb2.StopVmResponse:
         async with _answering(context):
             clean = await self._vm.stop(_grace(request.grace_seconds))
+            if not clean:
+                context.set_trailing_metadata(((ENDED_BECAUSE, self._vm.why_ended.encode()),))
             return host_pb2.StopVmResponse(clean=clean)
 
 

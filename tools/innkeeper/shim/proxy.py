@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     Metadata = tuple[tuple[str, str | bytes], ...]
 
 HOST_PREFIX = "/innkeeper.v1.Host/"
-MESSAGE_LIMIT = 16 << 20
+# Above the guest's own limit, so that it is the guest that refuses, with a reason.
+MESSAGE_LIMIT = 32 << 20
 
 # How long a guest's early refusal is kept for a caller that has not spoken yet.
 _FIRST_WORD = 1.0

@@ -35,6 +35,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,47}")
 _SOCKET_PATH_LIMIT = 107
 _LONGEST_FILE = "channel.sock"
 
+# What gRPC gives a meaning in the text of an address.
+_NOT_IN_TARGETS = frozenset(",%?#")
+
 # struct flock: l_type, l_whence, l_start, l_len (0: to the end), l_pid.
 _FLOCK = "hhqqi"
 _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -162,10 +165,17 @@ class StateDir:
     def claim(self, name: str) -> Claim:
         """Takes `name`; raises NAME_IN_USE while a daemon has it."""
         paths = self.paths(name)
-        self._check_length(paths)
-        self._make_root()
-        while (fd := _lock(paths)) is None:
-            pass
+        self._check_path(paths)
+        try:
+            self._make_root()
+            while (fd := _lock(paths)) is None:
+                pass
+        except OSError as error:
+            raise ShimError(
+                Reason.HOST_LACKS,
+                f"state directory {self.root}: {error.strerror}: {error.filename}",
+                hint="set INNKEEPER_STATE_DIR to one that can be written",
+            ) from error
         if fd < 0:
             raise ShimError(
                 Reason.NAME_IN_USE,
@@ -220,7 +230,14 @@ class StateDir:
                 hint="set INNKEEPER_STATE_DIR to one that is",
             )
 
-    def _check_length(self, paths: VmPaths) -> None:
+    def _check_path(self, paths: VmPaths) -> None:
+        if strange := _NOT_IN_TARGETS & set(str(paths.directory)):
+            raise ShimError(
+                Reason.HOST_LACKS,
+                f"state directory {self.root}: gRPC cannot address sockets below it,"
+                f" because of {' '.join(sorted(strange))}",
+                hint="set INNKEEPER_STATE_DIR to a path without , % ? #",
+            )
         longest = os.fsencode(paths.directory / _LONGEST_FILE)
         if len(longest) > _SOCKET_PATH_LIMIT:
             raise ShimError(

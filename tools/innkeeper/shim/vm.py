@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from innkeeper.shim.topology import PortPool
 
 DEFAULT_GRACE = 10.0
-_POWER_OFF_CALL = 5.0
 
 # How PID 1 begins what it says on the console.
 _PID1_MARK = "innkeeper: "
@@ -55,6 +54,8 @@ class RunningVm:
         self.parts = parts
         self.state = VmState.STARTING
         self.first_answer_micros = 0
+        self.why_ended = ""
+        """Why `stop` had to end QEMU; empty while it did not."""
         self._answered = asyncio.Event()
         self._stopping: asyncio.Task[bool] | None = None
 
@@ -118,13 +119,43 @@ class RunningVm:
 
     async def _stop(self, grace: float) -> bool:
         if self.parts.qemu.gone.is_set() or not self._answered.is_set():
-            return await self.parts.qemu.end()
+            return await self._end(0, "its agent had not answered yet")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace
+        why = await self._ask_to_power_off(grace)
+        if why:
+            return await self._end(0, why)
+        left = max(deadline - loop.time(), 0)
+        return await self._end(left, f"it did not power off within {grace:g} s")
+
+    async def _ask_to_power_off(self, grace: float) -> str:
+        """Why the guest couldn't be asked; empty when it was, or is gone already.
+
+        An agent that is away comes back within seconds, and only it can have the
+        guest write out its disks: it is asked until it is there.
+        """
+        qemu = self.parts.qemu
+        asked = asyncio.create_task(self.parts.guest.power_off(qemu.console.activity))
+        gone = asyncio.create_task(qemu.gone.wait())
         try:
-            await self.parts.guest.power_off(min(grace, _POWER_OFF_CALL))
+            await asyncio.wait({asked, gone}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                await asked
         except ShimError as error:
-            _log.warning("the guest can't be asked to power off: %s", error)
-            return await self.parts.qemu.end()
-        return await self.parts.qemu.end(grace)
+            _log.warning("the guest does not power off: %s", error)
+            return f"its agent refused to power it off ({error.message})"
+        finally:
+            for task in (asked, gone):
+                task.cancel()
+            await asyncio.gather(asked, gone, return_exceptions=True)
+        away = asked.cancelled() and not qemu.gone.is_set()
+        return f"its agent was away for the {grace:g} s of grace" if away else ""
+
+    async def _end(self, grace: float, why: str) -> bool:
+        by_itself = await self.parts.qemu.end(grace)
+        if not by_itself:
+            self.why_ended = why
+        return by_itself
 
     def _note_answer(self, report: Callable[[Progress], None]) -> None:
         seconds = self.parts.qemu.seconds

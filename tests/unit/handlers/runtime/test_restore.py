@@ -229,3 +229,11 @@ async def test_a_container_whose_record_is_lost_is_ended_and_removed(
     await heir.containers.create(bed.request("exit 3"))
     await heir.containers.start("c1")
     assert (await heir.wait("c1")).code == 3
+
+
+async def test_a_record_under_another_key_is_not_believed(bed: Bed, running: Life) -> None:
+    """Its container would be listed for good under an id that no request can name."""
+    await running.end()
+    change_state(bed, "containers", "c1", id="../../x")
+    heir = await bed.start()
+    await until(lambda: heir.containers.list() == ())

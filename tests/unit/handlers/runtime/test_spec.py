@@ -120,6 +120,13 @@ def test_the_longest_argument_passes() -> None:
     assert parse_spec(process(args=["a", "x" * 131071]))
 
 
+@pytest.mark.parametrize("name", ["run.oci.hooks.stdout", "module.wasm.image/variant"])
+def test_annotations_that_change_what_the_runtime_does_are_refused(name: str) -> None:
+    with pytest.raises(AgentError) as caught:
+        parse_spec(spec(annotations={name: "x"}))
+    assert caught.value.fields["path"] == f"annotations.{name}"
+
+
 def test_annotations_that_stay_inside_pass() -> None:
     given = {"run.oci.keep_original_groups": "1", "io.kubernetes.x": "y"}
     assert completed(spec(annotations=given))["annotations"] == given
