@@ -96,8 +96,9 @@ def _run(tier: str, area: str, extra: list[str]) -> Outcome:
     report = REPORTS / f"{tier}.xml"
     report.unlink(missing_ok=True)
     marks = f"{tier} and {area}" if area else tier
+    named = any(argument.startswith("tests/") for argument in extra)
     command = [
-        *(sys.executable, "-m", "pytest", f"tests/{tier}", "-m", marks),
+        *(sys.executable, "-m", "pytest", *([] if named else [f"tests/{tier}"]), "-m", marks),
         *("--junitxml", str(report), "-o", f"junit_suite_name={tier}", *extra),
     ]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -247,6 +247,91 @@ async def test_a_device_is_detached(guest: FakeGuest, innkeeper: Innkeeper) -> N
     assert guest.unplugged == ["data"]
 
 
+async def test_a_container_in_a_vm_that_runs_leaves_nothing_there(
+    guest: FakeGuest, innkeeper: Innkeeper, tmp_path: Path
+) -> None:
+    """In the reverse order: a disk can go only when nobody has it mounted."""
+    (tmp_path / "data.img").write_bytes(bytes(512))
+    guest.process.stdout = b"hello\n"
+    guest.process.exit_code = 3
+    disk = f"{tmp_path}/data.img:/data"
+    done = await innkeeper("run", "--vm", "web", "--disk", disk, "--", "echo", "hello")
+    assert (done.code, done.out, done.err) == (3, b"hello\n", "")
+    ours = ["plug", "mount", "create", "start"]
+    assert guest.done == [*ours, "remove", "unmount", "unplug"]
+    assert guest.unplugged == [guest.plugged[0].id]
+    assert guest.plugged[0].id.endswith("-disk1")
+    assert not guest.stopped
+
+
+async def test_a_container_that_does_not_start_leaves_nothing_there_either(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    done = await innkeeper("run", "--vm", "web", "--", "nosuch")
+    assert done.code == 127
+    assert guest.done == ["create", "remove"]
+
+
+async def test_exec_in_a_vm_without_a_container_says_how_to_run_one(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.containers = ()
+    done = await innkeeper("exec", "web", "--", "true")
+    assert done.code == 125
+    assert "hint: run one with: innkeeper run --vm web -- CMD..." in done.err
+
+
+async def test_a_connection_that_broke_is_told_with_the_reason_that_the_guest_has(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.away = "the agent was killed by SIGKILL and starts again"
+    done = await innkeeper("exec", "web", "--", "break")
+    assert done.code == 125
+    assert done.err.splitlines() == [f"innkeeper: {guest.away}", "  reason: AGENT_AWAY"]
+
+
+async def test_a_connection_that_broke_without_a_reason_shows_the_console(
+    guest: FakeGuest, innkeeper: Innkeeper, tmp_path: Path
+) -> None:
+    console = tmp_path / "vms" / "web" / "console.log"
+    console.write_bytes(b"Out of memory: Killed process 123\r\n")
+    done = await innkeeper("exec", "web", "--", "break")
+    assert done.code == 125
+    assert "VM web: the connection to the guest's agent broke: Stream removed" in done.err
+    assert f"{console} ends with:\n  Out of memory: Killed process 123" in done.err
+
+
+@pytest.mark.parametrize("words", [("vm", "list"), ("--help",), ("exec", "web", "--", "yes")])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+async def test_a_full_disk_for_stdout_is_one_line(
+    guest: FakeGuest, innkeeper: Innkeeper, words: tuple[str, ...], unbuffered: str
+) -> None:
+    """/dev/full, full(4): every write ends with ENOSPC."""
+    guest.process.stdout = b"y\n"
+    environment = {**innkeeper.environment, "PYTHONUNBUFFERED": unbuffered}
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await asyncio.create_subprocess_exec(
+        *(*INNKEEPER, *words), stdout=full, stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    os.close(full)
+    _, err = await process.communicate()
+    assert process.returncode == 125
+    assert err == b"innkeeper: stdout: No space left on device\n"
+
+
+async def test_sizes_in_json_are_numbers_of_bytes(guest: FakeGuest, innkeeper: Innkeeper) -> None:
+    (device,) = json.loads((await innkeeper("device", "list", "web", "--json")).out)
+    assert device["size"] == 64 << 20
+
+
+async def test_a_call_with_a_vm_alone_says_what_is_missing(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    done = await innkeeper("call", "web")
+    assert done.code == 125
+    assert done.err.splitlines()[0] == "innkeeper: VM web: which method?"
+
+
 async def test_a_vm_that_does_not_run_is_named_with_those_that_do(
     guest: FakeGuest, innkeeper: Innkeeper
 ) -> None:

@@ -153,8 +153,35 @@ async def test_a_guest_that_does_not_power_off_is_ended(
     monkeypatch.setenv("FAKE_QEMU", "ignores-shutdown")
     vm = await host.start()
     qemu = Watched((await vm.describe()).qemu_pid)
-    assert await vm.stop(grace=0.2) is False
+    ending = await vm.end(grace=0.2)
+    assert (ending.clean, ending.why) == (False, "it did not power off within 0.2 s")
     await qemu.ended()
+
+
+async def test_an_agent_that_was_away_is_asked_again_when_it_is_back(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It restarts within seconds, and without it nothing writes out the guest's disks."""
+    monkeypatch.setenv("FAKE_QEMU", "agent-away-first")
+    vm = await host.start()
+    assert (await vm.end()).clean
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("agent-away", "its agent was away for the 0.3 s of grace"),
+        ("refuses-shutdown", "its agent refused to power it off"),
+    ],
+)
+async def test_a_vm_that_was_ended_is_told_with_the_reason(
+    host: Host, monkeypatch: pytest.MonkeyPatch, mode: str, why: str
+) -> None:
+    monkeypatch.setenv("FAKE_QEMU", mode)
+    vm = await host.start()
+    ending = await vm.end(grace=0.3)
+    assert not ending.clean
+    assert ending.why.startswith(why)
 
 
 async def test_a_name_has_one_vm(host: Host) -> None:
@@ -186,6 +213,16 @@ async def test_a_qemu_that_refuses_its_command_line_is_quoted(
         await host.start()
     assert "'nonsense' is not a valid device" in str(errors[0])
     assert host.everything() == [".failed"]
+
+
+async def test_a_start_with_kvm_that_fails_points_at_tcg(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_QEMU", "refuses")
+    spec = VmSpec(name="web", image=host.image, transport="serial", accel="kvm")
+    with pytest.raises(ShimError) as caught:
+        await start_vm(spec, state=host.state)
+    assert "take --accel tcg" in caught.value.hint
 
 
 async def test_a_boot_that_panics_shows_the_consoles_end_and_keeps_the_logs(

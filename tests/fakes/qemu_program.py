@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as aio_health  # type: ignore[attr-defined]
@@ -55,10 +56,20 @@ class _Devices(devices_pb2_grpc.DevicesServicer):
 class _Sandbox(sandbox_pb2_grpc.SandboxServicer):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.asked = 0
 
     async def Shutdown(  # noqa: N802 - gRPC's name
-        self, request: sandbox_pb2.ShutdownRequest, context: object
+        self,
+        request: sandbox_pb2.ShutdownRequest,
+        context: aio.ServicerContext[sandbox_pb2.ShutdownRequest, sandbox_pb2.ShutdownResponse],
     ) -> sandbox_pb2.ShutdownResponse:
+        self.asked += 1
+        if self._machine.mode == "agent-away" or (
+            self._machine.mode == "agent-away-first" and self.asked == 1
+        ):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent is away")
+        if self._machine.mode == "refuses-shutdown":
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not now")
         if self._machine.mode != "ignores-shutdown":
             self._machine.power_off()
         return sandbox_pb2.ShutdownResponse()

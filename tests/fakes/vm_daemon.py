@@ -27,6 +27,8 @@ from innkeeper.v1 import (
     devices_pb2,
     host_pb2,
     processes_pb2,
+    sandbox_pb2,
+    storages_pb2,
 )
 from tests.fakes.processes_service import FakeProcess, FakeProcesses
 
@@ -71,6 +73,11 @@ class FakeGuest:
     signals: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     plugged: list[host_pb2.PlugDiskRequest] = field(default_factory=list)
     unplugged: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    """Changes of containers, storages and devices, in their order."""
+    away: str = ""
+    """Why the agent is away, when it is."""
+    stopped: bool = False
 
 
 class _Processes(FakeProcesses):
@@ -83,6 +90,8 @@ class _Processes(FakeProcesses):
     ) -> processes_pb2.ExecResponse:
         self._guest.executed.append(request)
         argv = json.loads(request.process)["args"]
+        if argv[0] == "break":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed")
         if argv[0] == "nosuch":
             text = "crun exec: executable file `nosuch` not found in $PATH"
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text, "RUNTIME_REFUSED")
@@ -109,6 +118,61 @@ class _Containers:
                 for name in self._guest.containers
             ]
         )
+
+    async def Create(  # noqa: N802 - gRPC's name
+        self,
+        request: containers_pb2.CreateContainerRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> containers_pb2.ContainerStatus:
+        self._guest.done.append("create")
+        if json.loads(request.spec)["process"]["args"] == ["nosuch"]:
+            text = "executable file `nosuch` not found in $PATH"
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text, "RUNTIME_REFUSED")
+        return containers_pb2.ContainerStatus(id=request.id)
+
+    async def Start(  # noqa: N802 - gRPC's name
+        self, request: containers_pb2.StartContainerRequest, context: object
+    ) -> containers_pb2.ContainerStatus:
+        self._guest.done.append("start")
+        return containers_pb2.ContainerStatus(id=request.id)
+
+    async def Remove(  # noqa: N802 - gRPC's name
+        self, request: containers_pb2.RemoveContainerRequest, context: object
+    ) -> containers_pb2.RemoveContainerResponse:
+        self._guest.done.append("remove")
+        return containers_pb2.RemoveContainerResponse()
+
+
+class _Storages:
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+
+    async def Attach(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.AttachStorageRequest, context: object
+    ) -> storages_pb2.AttachedStorage:
+        self._guest.done.append("mount")
+        return storages_pb2.AttachedStorage(storage=request.storage)
+
+    async def Detach(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.DetachStorageRequest, context: object
+    ) -> storages_pb2.DetachStorageResponse:
+        self._guest.done.append("unmount")
+        return storages_pb2.DetachStorageResponse()
+
+
+class _Sandbox:
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+
+    async def Describe(  # noqa: N802 - gRPC's name
+        self,
+        request: sandbox_pb2.DescribeSandboxRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> sandbox_pb2.DescribeSandboxResponse:
+        if self._guest.away:
+            code = grpc.StatusCode.UNAVAILABLE
+            await refuse(context, code, self._guest.away, "AGENT_AWAY")
+        return sandbox_pb2.DescribeSandboxResponse()
 
 
 class _Devices:
@@ -148,13 +212,21 @@ class _Host:
         self, request: host_pb2.PlugDiskRequest, context: object
     ) -> host_pb2.PlugDiskResponse:
         self._guest.plugged.append(request)
+        self._guest.done.append("plug")
         return host_pb2.PlugDiskResponse(attached=ATTACHED, usable_micros=52_000)
 
     async def Unplug(  # noqa: N802 - gRPC's name
         self, request: host_pb2.UnplugRequest, context: object
     ) -> host_pb2.UnplugResponse:
         self._guest.unplugged.append(request.id)
+        self._guest.done.append("unplug")
         return host_pb2.UnplugResponse()
+
+    async def Stop(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.StopVmRequest, context: object
+    ) -> host_pb2.StopVmResponse:
+        self._guest.stopped = True
+        return host_pb2.StopVmResponse(clean=True)
 
     async def ListPlugged(  # noqa: N802 - gRPC's name
         self, request: host_pb2.ListPluggedRequest, context: object
@@ -190,6 +262,8 @@ def _services(guest: FakeGuest) -> list[tuple[ServiceDescriptor, object]]:
     return [
         (processes_pb2.DESCRIPTOR.services_by_name["Processes"], _Processes(guest)),
         (containers_pb2.DESCRIPTOR.services_by_name["Containers"], _Containers(guest)),
+        (storages_pb2.DESCRIPTOR.services_by_name["Storages"], _Storages(guest)),
+        (sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"], _Sandbox(guest)),
         (devices_pb2.DESCRIPTOR.services_by_name["Devices"], _Devices()),
         (host_pb2.DESCRIPTOR.services_by_name["Host"], _Host(guest)),
     ]

@@ -19,9 +19,15 @@ PATIENCE = 120.0
 class Attachment:
     """One call, from its `opened` on; frames are read when somebody asks for something."""
 
-    def __init__(self, stub: processes_pb2_grpc.ProcessesAsyncStub, **opening: Any) -> None:
-        """`opening` are the fields of OpenStreams."""
-        self._call = stub.Attach(timeout=PATIENCE)
+    def __init__(
+        self,
+        stub: processes_pb2_grpc.ProcessesAsyncStub,
+        *,
+        timeout: float | None = PATIENCE,
+        **opening: Any,
+    ) -> None:
+        """`timeout` is for the whole call; `opening` are the fields of OpenStreams."""
+        self._call = stub.Attach(timeout=timeout)
         self._opening = pb.OpenStreams(**opening)
         self.opened: pb.StreamsOpened | None = None
         self.data: dict[int, bytes] = defaultdict(bytes)

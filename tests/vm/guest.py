@@ -86,12 +86,12 @@ class Guest:
             lambda: self.sandbox.Describe(sandbox.DescribeSandboxRequest(), timeout=60)
         )
 
-    async def when_serving(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def when_serving(self, call: Callable[[], Awaitable[T]], *, limit: float = 60) -> T:
         """The call's answer, asked again for as long as the agent is away.
 
         A host does the same: the relay refuses at once, so that nothing hangs.
         """
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(limit):
             while True:
                 try:
                     return await call()
@@ -142,10 +142,10 @@ class Guest:
         return Finished(code=code, stdout=stdout, stderr=stderr)
 
     async def wait(self, name: str, exec_id: str = "") -> types.ExitStatus:
+        """The exit; asked for again when the agent dies meanwhile, as hosts do."""
         ref = types.ProcessRef(container_id=name, exec_id=exec_id)
-        answer = await self.processes.Wait(
-            processes.WaitRequest(process=ref), wait_for_ready=True, timeout=120
-        )
+        request = processes.WaitRequest(process=ref)
+        answer = await self.when_serving(lambda: self.processes.Wait(request), limit=120)
         return answer.exit
 
 

@@ -117,7 +117,9 @@ class Observer:
 async def observing(guest: Guest) -> AsyncIterator[Observer]:
     """An observer for the length of a block."""
     name = await guest.start(_LOOP, **PROBE)
-    attachment = Attachment(guest.processes, process=types.ProcessRef(container_id=name))
+    process = types.ProcessRef(container_id=name)
+    # It may have to look for as long as the test runs.
+    attachment = Attachment(guest.processes, timeout=None, process=process)
     try:
         yield Observer(guest, await attachment.open())
     finally:

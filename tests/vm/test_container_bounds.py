@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
@@ -23,7 +23,7 @@ from tests.vm.test_containers import added, attached, done, ref
 pytestmark = [pytest.mark.vm, pytest.mark.containers]
 
 SOAK = bool(os.environ.get("INNKEEPER_SOAK"))
-MIB = 1 << 20
+Note: TypeAlias = Callable[[str, object], None]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -265,11 +265,12 @@ async def test_an_exec_that_fails_leaves_nothing(guest: Guest, observer: Observe
     await guest.remove(name)
 
 
+@pytest.mark.timeout(900)
 async def test_orphans_leave_no_zombies(guest: Guest, observer: Observer) -> None:
     """Without a pid namespace PID 1 takes them in at once (case 82)."""
     before = await observer.census()
     name = await guest.start("sleep 300", linux={"namespaces": [{"type": "mount"}]})
-    for _ in range(500 if SOAK else 20):
+    for _ in range(200 if SOAK else 20):
         assert (await done(guest, name, "(sleep 0.1 &); (true &); exit 0")).code == 0
     await observer.sees_no_zombies()
     await guest.remove(name)
@@ -287,20 +288,20 @@ async def test_orphans_of_a_pid_namespace_end_with_it(guest: Guest, observer: Ob
 
 @pytest.mark.timeout(900)
 async def test_containers_leave_nothing(
-    guest: Guest, observer: Observer, record_property: Any
+    guest: Guest, observer: Observer, record_testsuite_property: Note
 ) -> None:
-    await guest.run("true")
+    await guest.run("true", process=_terminal(1))
     before = await observer.census()
-    record_property("agent_rss_before", await _resident(guest))
+    first = await _resident(guest)
     for number in range(100 if SOAK else 20):
         assert (await guest.run(f"exit {number}", process=_terminal(number))).code == number
-    record_property("agent_rss_after", await _resident(guest))
+    record_testsuite_property("agent_rss_containers", (first, await _resident(guest)))
     await observer.returns_to(before)
 
 
 @pytest.mark.timeout(900)
 async def test_added_processes_leave_nothing(
-    guest: Guest, observer: Observer, record_property: Any
+    guest: Guest, observer: Observer, record_testsuite_property: Note
 ) -> None:
     """A thousand of them once used up the agent's descriptors (case 102). While the
     container is there, what each of them wrote is kept; then all of it goes."""
@@ -308,10 +309,10 @@ async def test_added_processes_leave_nothing(
     name = await guest.start("sleep 300")
     await done(guest, name, "true", terminal=True)
     running = await observer.census()
-    record_property("agent_rss_before", await _resident(guest))
+    first = await _resident(guest)
     for number in range(200 if SOAK else 40):
         assert (await done(guest, name, f"exit {number}", **_terminal(number))).code == number
-    record_property("agent_rss_after", await _resident(guest))
+    record_testsuite_property("agent_rss_execs", (first, await _resident(guest)))
     after = await observer.census()
     assert (after.agent, after.init) == (running.agent, running.init)
     await guest.remove(name)

@@ -46,9 +46,10 @@ class Figure:
 
     def to_row(self) -> tuple[str, ...]:
         """Name, median, spread, min, max, number of samples, unit."""
-        values = (self.median, self.spread, min(self.samples), max(self.samples))
-        shown = (f"{value:.4g}" for value in values)
-        return (self.name, *shown, str(len(self.samples)), self.unit)
+        spread = _shown(self.spread) if len(self.samples) > 1 else "-"
+        extremes = (_shown(min(self.samples)), _shown(max(self.samples)))
+        count = str(len(self.samples))
+        return (self.name, _shown(self.median), spread, *extremes, count, self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of all are not above (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _shown(value: float) -> str:
+    """Four figures, and never an exponent."""
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def _rounded(value: float) -> float:

@@ -111,7 +111,7 @@ class Containers:
         """Let go of everything without changing it: the next agent takes it over."""
         await self.turns.all_done()
         for container in self.table.all():
-            for process in container.processes.values():
+            for process in tuple(container.processes.values()):
                 await process.let_go()
 
     def new_process(self, record: ProcessRecord) -> Process:

@@ -67,7 +67,8 @@ async def _end_processes(container: Container, deadline: Deadline) -> None:
 
 
 async def _forget_processes(container: Container) -> None:
-    for process in container.processes.values():
+    # Some may be forgotten meanwhile, because their time is over; twice is fine.
+    for process in tuple(container.processes.values()):
         await process.forget()
 
 

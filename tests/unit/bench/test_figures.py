@@ -39,6 +39,13 @@ def test_a_figure_says_median_extremes_and_the_distance_of_the_quartiles() -> No
     assert told["samples"] == [5, 1, 2, 4, 3]
 
 
+def test_a_row_has_no_exponents_and_no_spread_of_one_sample() -> None:
+    figure = Figure(name="x_us", unit="us", samples=(19780.4,), what="x")
+    assert figure.to_row() == ("x_us", "19780", "-", "19780", "19780", "1", "us")
+    figure = Figure(name="x_us", unit="us", samples=(0.5, 1.23456, 2), what="x")
+    assert figure.to_row()[1:3] == ("1.235", "0.75")
+
+
 def test_samples_of_one_name_become_one_figure() -> None:
     samples = [Sample(name=name, value=1, unit="ms", what="") for name in ("b", "a", "b")]
     assert [(figure.name, len(figure.samples)) for figure in gather(samples)] == [

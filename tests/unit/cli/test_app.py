@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 from typer.testing import CliRunner
 
@@ -44,6 +46,7 @@ def test_every_command_teaches_by_example(command: tuple[str, ...]) -> None:
         ["run", "--disk", "x", "--", "ls"],
         ["run", "--memory", "lots", "--", "ls"],
         ["run", "--memory", "1M", "--", "ls"],
+        ["run", "--workdir", "srv", "--", "ls"],
         ["run", "--name", "../x", "--", "ls"],
         ["exec", "web"],
         ["vm", "stop"],
@@ -54,6 +57,36 @@ def test_every_command_teaches_by_example(command: tuple[str, ...]) -> None:
 )
 def test_a_wrong_use_is_exit_code_2(words: list[str]) -> None:
     assert CliRunner().invoke(app, words).exit_code == 2
+
+
+def test_the_version_is_the_packages() -> None:
+    told = CliRunner().invoke(app, ["--version"])
+    assert told.output == f"innkeeper {metadata.version('innkeeper')}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--memory", "1G"],
+        ["--cpus", "2"],
+        ["--image", "x"],
+        ["--accel", "tcg"],
+        ["--transport", "serial"],
+        ["--name", "x"],
+        ["--keep"],
+    ],
+    ids=" ".join,
+)
+def test_what_makes_a_new_vm_is_refused_with_one_that_runs(words: list[str]) -> None:
+    told = CliRunner().invoke(app, ["run", "--vm", "web", *words, "--", "true"])
+    assert told.exit_code == 2
+    assert f"{words[0]} is for a new VM" in told.output
+
+
+def test_an_image_is_told_from_a_containers_root() -> None:
+    told = CliRunner().invoke(app, ["image", "build", "--help"]).output
+    assert "innkeeper run --rootfs" in told
+    assert "innkeeper run --image ./my/cloud" in told
 
 
 def test_the_methods_can_be_listed_without_a_vm() -> None:

@@ -28,11 +28,20 @@ def test_the_daemons_and_the_health_service_are_known_too() -> None:
     assert KNOWN["Health.Check"].path == "/grpc.health.v1.Health/Check"
 
 
-def test_an_unknown_method_of_an_unknown_service_lists_all() -> None:
+def test_an_unknown_method_of_an_unknown_service_names_the_services() -> None:
+    """There are too many methods for a hint."""
     with pytest.raises(CliError) as caught:
         methods.find_method("Nothing.Such", KNOWN)
-    assert "Sandbox.Create" in caught.value.hint
-    assert "Devices.List" in caught.value.hint
+    assert "services: Sandbox, Devices, Storages" in caught.value.hint
+    assert "innkeeper call --list" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["Devices", "innkeeper.v1.Devices", "Devices.Such"])
+def test_a_service_without_its_method_names_the_services_own(text: str) -> None:
+    with pytest.raises(CliError) as caught:
+        methods.find_method(text, KNOWN)
+    assert caught.value.hint.startswith("methods of Devices: Devices.Attach, ")
+    assert "Sandbox" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

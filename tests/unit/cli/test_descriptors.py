@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from innkeeper.cli.descriptors import Collector, FdSink, FdSource
+from innkeeper.cli.errors import CliError
 
 pytestmark = [pytest.mark.unit, pytest.mark.operations]
 
@@ -29,6 +30,14 @@ async def test_a_pipe_gives_what_is_there_and_then_its_end(pipe: list[int]) -> N
     os.close(pipe[1])
     pipe[1] = -1
     assert await source.read(100) == b""
+
+
+async def test_a_full_disk_is_told_by_the_streams_name() -> None:
+    """/dev/full, full(4): every write ends with ENOSPC."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(CliError, match=r"^stdout: No space left on device$"):
+        await FdSink(full, "stdout").write(b"data")
+    os.close(full)
 
 
 async def test_a_read_that_is_cancelled_takes_nothing(pipe: list[int]) -> None:

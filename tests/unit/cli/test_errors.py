@@ -35,6 +35,12 @@ def test_a_refusal_shows_reason_fields_and_hint() -> None:
     ]
 
 
+def test_what_the_message_says_is_not_said_again() -> None:
+    said = "executable file `x` not found in $PATH"
+    error = refusal(f"crun failed: {said}", "RUNTIME_REFUSED", runtime_message=said)
+    assert explain(error).splitlines() == [f"crun failed: {said}", "  reason: RUNTIME_REFUSED"]
+
+
 def test_a_failed_call_without_details_shows_its_code() -> None:
     error = aio.AioRpcError(
         grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), "the agent is away"
@@ -57,6 +63,13 @@ def test_a_failure_of_the_hosts_side_shows_the_same() -> None:
         (CliError("x"), 125),
         (refusal("executable file `x` not found in $PATH: No such file", "RUNTIME_REFUSED"), 127),
         (refusal("open executable: Permission denied", "RUNTIME_REFUSED"), 126),
+        (
+            refusal(
+                "the path `/a` exists but it is not executable: Operation not permitted",
+                "RUNTIME_REFUSED",
+            ),
+            126,
+        ),
         (refusal("cgroup: Permission denied", "MOUNT_REFUSED"), 125),
     ],
 )

@@ -78,6 +78,20 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         options.parse_size(text)
 
 
+def test_a_memory_below_the_least_is_refused_in_the_users_own_words() -> None:
+    assert options.parse_memory("192") == 192 << 20
+    for text in ("128M", "1", "200001K"):
+        with pytest.raises(typer.BadParameter, match=f"--memory {text}: .*at least 192M"):
+            options.parse_memory(text)
+
+
+def test_a_directory_in_a_container_is_absolute() -> None:
+    assert options.parse_directory("") == ""
+    assert options.parse_directory("/srv") == "/srv"
+    with pytest.raises(typer.BadParameter, match="--workdir srv: write an absolute path"):
+        options.parse_directory("srv")
+
+
 def test_a_variable_without_a_value_is_ours_if_we_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KNOWN", "yes")
     monkeypatch.delenv("UNKNOWN", raising=False)

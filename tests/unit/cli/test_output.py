@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from innkeeper.cli import output
 
@@ -44,6 +47,20 @@ def test_long_lines_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == "x" * 500 + "\n"
     assert captured.err == "innkeeper: " + "y" * 500 + "\n"
+
+
+def test_a_spinners_line_leaves_room_for_the_echo_of_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A terminal echoes ^C; on a full line that goes to the next, and the line is left."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=40)
+    monkeypatch.setattr(output, "err", lambda: console)
+    with output.busy("x" * 100):
+        pass
+    assert screen.getvalue().count("x" * 32)
+    assert "x" * 33 not in screen.getvalue()
+    assert "…" not in screen.getvalue()
 
 
 def test_a_spinner_writes_nothing_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

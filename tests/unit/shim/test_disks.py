@@ -39,7 +39,7 @@ def test_a_file_without_a_format_is_raw(tmp_path: Path) -> None:
 
 
 def test_qemu_is_told_the_format_and_to_lock_the_file(tmp_path: Path) -> None:
-    (tmp_path / "disk").touch()
+    (tmp_path / "disk").write_bytes(bytes(512))
     told = DiskFile.check(str(tmp_path / "disk"), "raw", read_only=True).blockdev("node")
     assert told["driver"] == "raw"
     assert told["read-only"] is True
@@ -59,6 +59,14 @@ def test_a_relative_path_is_a_bad_field(file: str) -> None:
 def test_an_unknown_format_is_a_bad_field(tmp_path: Path, kind: str) -> None:
     (tmp_path / "disk").touch()
     assert reason(str(tmp_path / "disk"), kind) is Reason.BAD_FIELD
+
+
+def test_an_empty_file_is_no_disk(tmp_path: Path) -> None:
+    """The guest's driver waits for a disk to have a size."""
+    (tmp_path / "disk").touch()
+    with pytest.raises(ShimError, match=r"is empty .*truncate --size") as caught:
+        DiskFile.check(str(tmp_path / "disk"), "raw", read_only=False)
+    assert caught.value.reason is Reason.BAD_FIELD
 
 
 def test_a_file_that_is_not_there_is_not_found(tmp_path: Path) -> None:

@@ -125,6 +125,18 @@ def test_a_tar_unpacked_by_an_ordinary_user_keeps_owners_too(
     assert not list(tmp_path.glob(".unpack-*"))
 
 
+def test_a_file_system_is_no_archive_though_it_begins_with_zeros(
+    tree: Path, tmp_path: Path
+) -> None:
+    """To tarfile, blocks of zeros are an archive's end."""
+    image = guest_disk.make_disk(tree, tmp_path / "image.img").file
+    with pytest.raises(guest_disk.DiskError, match=r"is an ext4 file system.*--disk .*:/MOUNT"):
+        guest_disk.check_source(image)
+    (tmp_path / "zeros.tar").write_bytes(bytes(10240))
+    with pytest.raises(guest_disk.DiskError, match="without members"):
+        guest_disk.make_disk(tmp_path / "zeros.tar", tmp_path / "disk.img")
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("none", "does not exist"), ("file", "neither a directory nor a tar")]
 )

@@ -95,7 +95,7 @@ def test_a_comma_in_a_path_becomes_no_option(shape: MachineShape, tmp_path: Path
 
 
 def test_a_cold_disk_lies_on_the_root_bus(shape: MachineShape, tmp_path: Path) -> None:
-    (tmp_path / "cold.img").touch()
+    (tmp_path / "cold.img").write_bytes(bytes(512))
     cold = ColdDisk(file=tmp_path / "cold.img", serial="cold", read_only=True)
     argv = replace(shape, cold_disks=(cold,)).argv(PIPES)
     (device,) = [text for text in values(argv, "-device") if "id=cold0" in text]

@@ -56,6 +56,27 @@ def test_an_image_that_is_not_there_says_how_to_build_it(tmp_path: Path) -> None
     assert caught.value.reason is Reason.IMAGE_NOT_FOUND
 
 
+def test_an_image_in_the_directory_of_its_flavour_is_pointed_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image(tmp_path / "my" / "cloud", "k", "i", "r")
+    monkeypatch.chdir(tmp_path)
+    for name in ("./my", "./my/", "my"):
+        with pytest.raises(ShimError) as caught:
+            images.find_image(name, {"INNKEEPER_IMAGE_DIR": str(tmp_path)})
+        assert caught.value.hint == "there is one at: ./my/cloud"
+
+
+def test_a_flavour_that_is_none_is_not_to_be_built(tmp_path: Path) -> None:
+    with pytest.raises(ShimError) as caught:
+        images.find_image("nope", {"INNKEEPER_IMAGE_DIR": str(tmp_path)})
+    assert caught.value.hint == "build one with: innkeeper image build"
+    image(tmp_path / "generic")
+    with pytest.raises(ShimError) as caught:
+        images.find_image("nope", {"INNKEEPER_IMAGE_DIR": str(tmp_path)})
+    assert caught.value.hint == "there is: generic"
+
+
 def test_an_image_without_its_kernel_is_none(tmp_path: Path) -> None:
     built = image(tmp_path / "cloud", "i", "r")
     with pytest.raises(ShimError, match="k is missing"):

@@ -91,6 +91,15 @@ def test_logs_of_a_failed_boot_are_kept_apart_from_vms(state: StateDir) -> None:
     assert list(state.running()) == []
 
 
+def test_the_logs_of_the_last_ten_failures_are_kept(state: StateDir) -> None:
+    """A name made up for one run comes once only, so no later boot replaces its logs."""
+    for number in range(12):
+        os.utime(state.keep_logs(f"run-{number}"), (number, number))
+    kept = {path.name for path in state.failed("x").parent.iterdir()}
+    # The eleventh and the twelfth were new when the oldest then had to go.
+    assert kept == {f"run-{number}" for number in range(2, 12)}
+
+
 def test_a_path_too_long_for_a_socket_is_said_before_anything_is_made(tmp_path: Path) -> None:
     """sockaddr_un has 108 bytes, unix(7)."""
     deep = StateDir(root=tmp_path / ("d" * 100))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -21,9 +23,27 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Lightweight VMs with an agent inside: run a command in one, or keep one and work on it.",
     epilog="Start here: innkeeper image build; innkeeper run -- echo hello; innkeeper demo",
 )
+
+
+def _show_version(asked: bool) -> None:  # noqa: FBT001 - a callback of typer's
+    if asked:
+        output.say(f"innkeeper {metadata.version('innkeeper')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _innkeeper(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Lightweight VMs with an agent inside: run a command in one, or keep one and work on it."""
+
+
 app.command(context_settings=_TAKES_A_COMMAND)(run.run)
 app.command("exec", context_settings=_TAKES_A_COMMAND)(exec_)
 app.add_typer(vm.app, name="vm")
@@ -44,3 +64,10 @@ def main() -> None:
         sys.exit(errors.exit_code(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        # Any print may be the one that a full disk refuses.
+        if not output.is_of_stdout(error):
+            raise
+        output.give_up_stdout()
+        output.fail(f"stdout: {error.strerror}")
+        sys.exit(errors.OUR_FAILURE)

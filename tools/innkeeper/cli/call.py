@@ -33,12 +33,12 @@ def call(
         list[str] | None,
         typer.Argument(
             metavar="[VM] METHOD [JSON]",
-            help="VM: may be left out when one runs. JSON: the request, {} if absent; -: stdin.",
+            help="VM: may be left out when one runs. JSON: the request, else {}; - reads stdin.",
             show_default=False,
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Deadline of the call; 0: none.")
+        float, typer.Option(metavar="SECONDS", help="Deadline of the call; 0 means none.")
     ] = 60,
     *,
     list_methods: Annotated[bool, typer.Option("--list", help="Show the methods.")] = False,
@@ -61,6 +61,11 @@ def call(
         output.say("\n".join(known_methods()))
         return
     name, method_name, text = split_words(words or [])
+    if not name and method_name in {vm.name for vm in list_vms()}:
+        raise CliError(
+            f"VM {method_name}: which method?",
+            hint=f"as in: innkeeper call {method_name} Devices.List; all: innkeeper call --list",
+        )
     vm = find_vm(name) if name else _only_vm()
     method = find_in(vm, method_name)
     requests = parse_requests(method, sys.stdin.read() if text == "-" else text)

@@ -21,9 +21,9 @@ from innkeeper.cli import options, output, workload
 from innkeeper.cli.descriptors import Collector
 from innkeeper.cli.device import where
 from innkeeper.cli.errors import CliError, explain
+from innkeeper.cli.guest import plug
 from innkeeper.cli.loop import wait_for
 from innkeeper.cli.options import DiskOption
-from innkeeper.cli.run import plug
 from innkeeper.cli.steps import StepError, step
 from innkeeper.shim import guest_disk
 from innkeeper.shim.client import Phase, Vm, VmSpec, start_vm

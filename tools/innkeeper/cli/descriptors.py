@@ -12,6 +12,8 @@ import asyncio
 import os
 import select
 
+from innkeeper.cli.errors import CliError
+
 # A pipe that is writable takes this much without blocking, pipe(7).
 _PIPE_PIECE = select.PIPE_BUF
 _FILE_PIECE = 1 << 18
@@ -32,16 +34,25 @@ class FdSource:
 
 
 class FdSink:
-    """Writes to a descriptor that stays the caller's."""
+    """Writes to a descriptor that stays the caller's.
 
-    def __init__(self, fd: int) -> None:
+    Raises CliError when it takes no more, BrokenPipeError when nobody reads.
+    """
+
+    def __init__(self, fd: int, name: str = "output") -> None:
         self._fd = fd
+        self._name = name
         self._pollable = _is_pollable(fd)
 
     async def write(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
-            rest = rest[await self._write_some(rest) :]
+            try:
+                rest = rest[await self._write_some(rest) :]
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise CliError(f"{self._name}: {error.strerror}") from error
 
     async def _write_some(self, rest: memoryview) -> int:
         if not self._pollable:

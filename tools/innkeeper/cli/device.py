@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from innkeeper.cli import options, output
+from innkeeper.cli.guest import plug
 from innkeeper.cli.loop import wait_for
-from innkeeper.cli.run import plug
 from innkeeper.shim.client import Vm, find_vm
 from innkeeper.v1 import devices_pb2, devices_pb2_grpc
 
@@ -106,12 +106,19 @@ async def _list(vm: Vm, *, as_json: bool) -> None:
     if as_json:
         output.say_json(records)
         return
-    output.table(_COLUMNS, [[str(value or "-") for value in record.values()] for record in records])
+    output.table(_COLUMNS, [_row(record) for record in records])
+
+
+def _row(record: dict[str, str | int | None]) -> list[str]:
+    size = record["size"]
+    shown = record | {"size": output.size(size) if isinstance(size, int) else ""}
+    return [str(value or "-") for value in shown.values()]
 
 
 def _record(
     host: host_pb2.PluggedDevice, guest: devices_pb2.AttachedDevice | None
-) -> dict[str, str]:
+) -> dict[str, str | int | None]:
+    """Size in bytes; null for what the guest does not know, or is no disk."""
     nodes = [node.path for node in guest.nodes] if guest else []
     return {
         "id": host.id,
@@ -119,6 +126,6 @@ def _record(
         "pci_path": host.pci_path,
         "bdf": guest.pci_bdf if guest else "",
         "node": " ".join(nodes),
-        "size": output.size(guest.block.size) if guest and guest.HasField("block") else "",
+        "size": guest.block.size if guest and guest.HasField("block") else None,
         "file": host.file,
     }

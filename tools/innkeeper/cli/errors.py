@@ -62,7 +62,7 @@ def exit_code(error: BaseException) -> int:
         text = details_of(error).lower()
         if "executable" in text and ("not found" in text or "no such file" in text):
             return NOT_FOUND
-        if "permission denied" in text:
+        if "permission denied" in text or "not executable" in text:
             return NOT_EXECUTABLE
     return OUR_FAILURE
 
@@ -84,5 +84,11 @@ def _reason(error: grpc.RpcError) -> str:
 
 
 def _lines(message: str, fields: Mapping[str, str], hint: str) -> str:
-    known = [f"  {name}: {value}" for name, value in fields.items() if value]
+    known = [f"  {name}: {text}" for name, text in fields.items() if not _is_told(text, message)]
     return "\n".join([message, *known, *([f"  hint: {hint}"] if hint else [])])
+
+
+def _is_told(text: str, message: str) -> bool:
+    """Sentences that the message holds already; ids and numbers are shown by their
+    names even when it has them too."""
+    return not text or (" " in text and text in message)

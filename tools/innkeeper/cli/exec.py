@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from innkeeper.cli import options, terminal, workload
+from innkeeper.cli import broken, options, terminal, workload
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
@@ -52,7 +52,7 @@ def exec_(
         argv=argv,
         # An environment replaces that of the container.
         environment=workload.full_environment(given, with_terminal=tty) if given else (),
-        directory=workdir,
+        directory=options.parse_directory(workdir),
         user=options.parse_user(user),
         terminal=tty,
         stdin=stdin,
@@ -78,13 +78,15 @@ async def exec_in(vm_name: str, container: str, options: workload.ProcessOptions
     """The exit code; raises what is in errors.EXPECTED."""
     if options.terminal:
         terminal.require()
-    async with find_vm(vm_name).channel() as channel, Interrupts() as interrupts:
+    vm = find_vm(vm_name)
+    async with vm.channel() as channel, Interrupts() as interrupts:
         try:
-            process = types_pb2.ProcessRef(
-                container_id=container or await _only_container(channel, vm_name),
-                exec_id=f"exec-{secrets.token_hex(4)}",
-            )
-            return await _start_and_follow(channel, process, options, interrupts)
+            async with broken.explained(vm, channel):
+                process = types_pb2.ProcessRef(
+                    container_id=container or await _only_container(channel, vm_name),
+                    exec_id=f"exec-{secrets.token_hex(4)}",
+                )
+                return await _start_and_follow(channel, process, options, interrupts)
         except (asyncio.CancelledError, BrokenPipeError) as error:
             return interrupts.code_of(error)
 
@@ -98,7 +100,7 @@ async def _start_and_follow(
     await workload.start_exec(channel, process, options)
     try:
         return await workload.follow(channel, process, options, interrupts)
-    except (asyncio.CancelledError, BrokenPipeError):
+    except (asyncio.CancelledError, BrokenPipeError, CliError):
         await workload.kill(channel, process)
         raise
 
@@ -112,5 +114,7 @@ async def _only_container(channel: aio.Channel, vm_name: str) -> str:
     found = f"{len(running)} run ({', '.join(running)})" if running else "none runs"
     raise CliError(
         f"VM {vm_name}: no container was named, and {found}",
-        hint=f"innkeeper exec {vm_name} CONTAINER -- CMD..." if running else "",
+        hint=f"innkeeper exec {vm_name} CONTAINER -- CMD..."
+        if running
+        else f"run one with: innkeeper run --vm {vm_name} -- CMD...",
     )

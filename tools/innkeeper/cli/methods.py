@@ -123,12 +123,14 @@ def find_method(text: str, methods: Methods) -> Method:
     for method in methods.values():
         if wanted in method.names:
             return method
-    service = wanted.rpartition(".")[0].rpartition(".")[2]
+    services = dict.fromkeys(name.partition(".")[0] for name in methods)
+    # The last word when a service alone was written, else the one before.
+    service = next((word for word in wanted.split(".")[:-3:-1] if word in services), "")
     near = [name for name in methods if name.partition(".")[0] == service]
-    raise CliError(
-        f"no method {text}",
-        hint=f"{'methods of ' + service if near else 'methods'}: {', '.join(near or methods)}",
-    )
+    hint = f"methods of {service}: {', '.join(near)}"
+    if not near:
+        hint = f"all methods: innkeeper call --list; services: {', '.join(services)}"
+    raise CliError(f"no method {text}", hint=hint)
 
 
 def _dotted(text: str) -> str:

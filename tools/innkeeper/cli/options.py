@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from innkeeper.shim.errors import ShimError
+from innkeeper.shim.spec import LEAST_MEMORY, MIB
 
 if TYPE_CHECKING:
     from innkeeper.shim.spec import VmSpec
@@ -23,7 +24,12 @@ ImageOption = Annotated[
     str, typer.Option(metavar="NAME", help="Flavour of the guest image, or an image's directory.")
 ]
 MemoryOption = Annotated[
-    str, typer.Option(metavar="SIZE", help="The guest's memory, as in 512M or 2G.")
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help=f"The guest's memory, as in 512M or 2G, at least {LEAST_MEMORY // MIB}M;"
+        " a bare number means MiB.",
+    ),
 ]
 CpusOption = Annotated[int, typer.Option(metavar="N", help="The guest's CPUs.")]
 AccelOption = Annotated[
@@ -39,7 +45,10 @@ TransportOption = Annotated[
 ]
 BootTimeoutOption = Annotated[
     float,
-    typer.Option(metavar="SECONDS", help="Time to the agent's first answer; 0: 30, 120 on tcg."),
+    typer.Option(
+        metavar="SECONDS",
+        help="Time to the agent's first answer; 0 means 30 with KVM and 120 without.",
+    ),
 ]
 AppendOption = Annotated[
     list[str] | None,
@@ -80,6 +89,10 @@ EnvironmentOption = Annotated[
 DirectoryOption = Annotated[str, typer.Option(metavar="DIR", help="Where the command starts.")]
 UserOption = Annotated[str, typer.Option(metavar="UID[:GID]", help="Who runs it.")]
 KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the VM running afterwards.")]
+RunningOption = Annotated[
+    str,
+    typer.Option("--vm", metavar="NAME", help="Run it in this VM, which runs already and goes on."),
+]
 PortsOption = Annotated[int, typer.Option(metavar="N", help="Ports for hot-plug.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -132,6 +145,17 @@ def parse_size(text: str) -> int:
     return int(match[1]) << _UNITS[match[2].upper()]
 
 
+def parse_memory(text: str) -> int:
+    """Bytes of a VM's memory."""
+    size = parse_size(text)
+    if size < LEAST_MEMORY or size % MIB:
+        least = f"at least {LEAST_MEMORY // MIB}M"
+        raise typer.BadParameter(
+            f"--memory {text}: write whole MiB, {least}; a bare number means MiB"
+        )
+    return size
+
+
 def parse_environment(words: list[str]) -> tuple[str, ...]:
     """`NAME=VALUE` as it is; `NAME` alone takes the value that we have, if any."""
     entries = []
@@ -144,6 +168,13 @@ def parse_environment(words: list[str]) -> tuple[str, ...]:
         elif name in os.environ:
             entries.append(f"{name}={os.environ[name]}")
     return tuple(entries)
+
+
+def parse_directory(text: str) -> str:
+    """Empty, or absolute: a container has no directory that others are relative to."""
+    if text and not text.startswith("/"):
+        raise typer.BadParameter(f"--workdir {text}: write an absolute path, as in /srv")
+    return text
 
 
 def parse_user(text: str) -> tuple[int, int] | None:

@@ -8,7 +8,10 @@ else's process prints nothing there itself.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,6 +20,12 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+# Of the spinner's line: itself, and the ^C that a terminal echoes. On a full line
+# that would go to the next one, and this one would be left.
+_MARGIN = 8
 
 # Made anew for each use: tests, and nobody else, replace the streams below them.
 
@@ -85,8 +94,22 @@ def busy(text: str) -> Iterator[Callable[[str], None]]:
     if not console.is_terminal:
         yield _ignore
         return
-    with console.status(Text(text)) as status:
-        yield lambda changed: status.update(Text(changed))
+    room = console.width - _MARGIN
+    with console.status(Text(text[:room])) as status:
+        yield lambda changed: status.update(Text(changed[:room]))
+
+
+def is_of_stdout(error: OSError) -> bool:
+    """Whether a write failed because there is no room: commands write to stdout and
+    to files, and an error about a file has its name."""
+    return error.filename is None and error.errno in _NO_ROOM
+
+
+def give_up_stdout() -> None:
+    """The interpreter would try once more at its end, and complain in its own words."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _ignore(text: str) -> None:

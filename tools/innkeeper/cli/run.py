@@ -1,4 +1,4 @@
-"""`innkeeper run`: a VM for one command."""
+"""`innkeeper run`: a VM for one command, or a container in one that runs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import asyncio
 import os
 import secrets
 import tempfile
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from innkeeper.cli import options, output, terminal, workload
+from innkeeper.cli import broken, options, output, terminal, workload
+from innkeeper.cli.errors import CliError
+from innkeeper.cli.guest import Guest
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
 from innkeeper.cli.options import DiskOption
 from innkeeper.shim import guest_disk
-from innkeeper.shim.client import Vm, VmSpec, start_vm
-from innkeeper.v1 import host_pb2
+from innkeeper.shim.client import Vm, VmSpec, find_vm, start_vm
+from innkeeper.shim.disks import DiskFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,23 +29,44 @@ if TYPE_CHECKING:
     from grpc import aio
 
 CONTAINER = "main"
-_ROOT_DISK = "root"
 _STOP_GRACE = 10.0
+
+
+# Of no use in a VM that runs already, by parameter.
+_OF_A_NEW_VM = ("name", "memory", "cpus", "image", "accel", "transport", "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """All that `innkeeper run` is asked for."""
 
-    spec: VmSpec
+    spec: VmSpec | None
+    """The VM to boot; None to use the one that runs under the name `vm`."""
     process: workload.ProcessOptions
     disks: tuple[DiskOption, ...] = ()
     rootfs: Path | None = None
     keep: bool = False
+    vm: str = ""
+    container: str = CONTAINER
+
+    @property
+    def root_disk(self) -> str:
+        return self._named("root")
+
+    @property
+    def named_disks(self) -> dict[str, DiskOption]:
+        """By the id of device and storage."""
+        return {self._named(f"disk{at}"): disk for at, disk in enumerate(self.disks, 1)}
+
+    def _named(self, name: str) -> str:
+        """In a VM of its own the plain name; others may have that one in a shared VM."""
+        return name if self.spec is not None else f"{self.container}-{name}"
 
 
 def run(  # noqa: PLR0913 - typer makes each parameter an option
+    context: typer.Context,
     command: options.CommandArgument,
+    vm: options.RunningOption = "",
     name: options.NewNameOption = "",
     rootfs: options.RootOption = "",
     disk: options.DisksOption = None,
@@ -67,6 +91,9 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
 
     Ctrl-C goes to the command; a second one ends the VM.
 
+    With --vm the VM is one of `innkeeper vm start`, and stays: only the container
+    and its disks are taken away again.
+
     \b
     Examples:
       innkeeper run -- sha256sum /etc/passwd
@@ -75,25 +102,40 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
       innkeeper run --disk data.img:/data:ro -- ls -l /data
       innkeeper run --rootfs ./debian-root --memory 1G -- /usr/bin/make -C /src
       innkeeper run --rootfs alpine.tar.gz --env HOME=/root -- apk info
+      innkeeper run --vm web --disk data.img:/data -- ls -l /data
     """
     process = _process(command, env or [], workdir, user, terminal=tty, stdin=stdin)
+    fresh = f"run-{secrets.token_hex(4)}"
+    if vm:
+        _refuse_words_of_a_new_vm(context)
     spec = VmSpec(
-        name=name or f"run-{secrets.token_hex(4)}",
+        name=name or fresh,
         image=image,
-        memory=options.parse_size(memory),
+        memory=options.parse_memory(memory),
         cpus=cpus,
         accel=accel,
         transport=transport,
         tied=not keep,
     )
     request = RunRequest(
-        spec=options.vm_spec(spec),
+        spec=None if vm else options.vm_spec(spec),
         process=process,
         disks=tuple(options.parse_disk(text) for text in disk or []),
         rootfs=options.existing_file(rootfs) if rootfs else None,
         keep=keep,
+        vm=vm,
+        container=fresh if vm else CONTAINER,
     )
     raise typer.Exit(wait_for(run_request(request)))
+
+
+def _refuse_words_of_a_new_vm(context: typer.Context) -> None:
+    for parameter in _OF_A_NEW_VM:
+        source = context.get_parameter_source(parameter)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"--{parameter} is for a new VM, and --vm takes one that runs already"
+            )
 
 
 def _process(
@@ -109,7 +151,7 @@ def _process(
     return workload.ProcessOptions(
         argv=tuple(command),
         environment=workload.full_environment(given, with_terminal=terminal),
-        directory=workdir,
+        directory=options.parse_directory(workdir),
         user=options.parse_user(user),
         terminal=terminal,
         stdin=stdin,
@@ -117,26 +159,66 @@ def _process(
 
 
 async def run_request(request: RunRequest) -> int:
-    """The exit code; raises what is in errors.EXPECTED, with the VM gone."""
+    """The exit code; raises what is in errors.EXPECTED, with all gone that came for it."""
     if request.process.terminal:
         terminal.require()
+    check_files(request)
     async with Interrupts() as interrupts:
         try:
-            return await _boot_and_run(request, interrupts)
+            if request.spec is None:
+                return await _use(find_vm(request.vm), request, interrupts)
+            return await _boot_and_run(request.spec, request, interrupts)
         except (asyncio.CancelledError, BrokenPipeError) as error:
             return interrupts.code_of(error)
 
 
-async def _boot_and_run(request: RunRequest, interrupts: Interrupts) -> int:
-    vm = await boot(request.spec)
+def check_files(request: RunRequest) -> None:
+    """What can be known to fail before there is a VM. Raises ShimError, DiskError, CliError."""
+    if request.rootfs is not None:
+        guest_disk.check_source(request.rootfs)
+    seen: list[DiskOption] = []
+    for disk in request.disks:
+        DiskFile.check(str(disk.file), disk.format, read_only=disk.read_only)
+        for other in seen:
+            if disk.file.samefile(other.file) and not (disk.read_only and other.read_only):
+                raise CliError(
+                    f"--disk {disk.file}: given twice, and the guest would write to it",
+                    hint="give it once, or with :ro each time",
+                )
+        seen.append(disk)
+
+
+async def _boot_and_run(spec: VmSpec, request: RunRequest, interrupts: Interrupts) -> int:
+    vm = await boot(spec)
     try:
-        async with vm.channel() as channel:
-            with output.busy(f"{vm.name}: starting the container") as show:
-                await _plug_all(vm, channel, request, show)
-                process = await workload.start_container(channel, _container(request))
-            return await workload.follow(channel, process, request.process, interrupts)
+        async with vm.channel() as channel, broken.explained(vm, channel):
+            # What would have to be taken away again goes with the VM.
+            return await _run_in(vm, channel, request, interrupts, AsyncExitStack())
     finally:
         await _take_down(vm, request)
+
+
+async def _use(vm: Vm, request: RunRequest, interrupts: Interrupts) -> int:
+    async with (
+        vm.channel() as channel,
+        broken.explained(vm, channel),
+        AsyncExitStack() as undo,
+    ):
+        return await _run_in(vm, channel, request, interrupts, undo)
+
+
+async def _run_in(
+    vm: Vm,
+    channel: aio.Channel,
+    request: RunRequest,
+    interrupts: Interrupts,
+    undo: AsyncExitStack,
+) -> int:
+    with output.busy(f"{vm.name}: starting the container") as show:
+        guest = Guest(vm=vm, channel=channel, undo=undo)
+        await _plug_all(guest, request, show)
+        process = await guest.start_container(_container(request))
+    return await workload.follow(channel, process, request.process, interrupts)
 
 
 async def boot(spec: VmSpec) -> Vm:
@@ -147,19 +229,18 @@ async def boot(spec: VmSpec) -> Vm:
         )
 
 
-async def _plug_all(
-    vm: Vm, channel: aio.Channel, request: RunRequest, show: Callable[[str], None]
-) -> None:
+async def _plug_all(guest: Guest, request: RunRequest, show: Callable[[str], None]) -> None:
+    name = guest.vm.name
     if request.rootfs is not None:
-        show(f"{vm.name}: making a disk from {request.rootfs}")
-        await _plug_root(vm, channel, request.rootfs)
-    for storage_id, disk in _named(request.disks).items():
-        show(f"{vm.name}: plugging in {disk.file}")
-        await plug(vm, storage_id, disk)
-        await workload.attach_storage(channel, storage_id, disk)
+        show(f"{name}: making a disk from {request.rootfs}")
+        await _plug_root(guest, request.root_disk, request.rootfs)
+    for storage_id, disk in request.named_disks.items():
+        show(f"{name}: plugging in {disk.file}")
+        await guest.plug(storage_id, disk)
+        await guest.mount(storage_id, disk)
 
 
-async def _plug_root(vm: Vm, channel: aio.Channel, source: Path) -> None:
+async def _plug_root(guest: Guest, storage_id: str, source: Path) -> None:
     """The image file is nameless once QEMU has it open, so nothing has to clean it up."""
     with tempfile.TemporaryDirectory(prefix="innkeeper-", dir=_large_temporary()) as folder:
         target = Path(folder, "root.img")
@@ -167,28 +248,17 @@ async def _plug_root(vm: Vm, channel: aio.Channel, source: Path) -> None:
         if made.left_out:
             output.warn(f"{source}: {made.left_out} device nodes left out; only root can make them")
         disk = DiskOption(file=target, mount="/")
-        await plug(vm, _ROOT_DISK, disk)
-    await workload.attach_storage(channel, _ROOT_DISK, disk)
-
-
-async def plug(vm: Vm, device_id: str, disk: DiskOption) -> host_pb2.PlugDiskResponse:
-    request = host_pb2.PlugDiskRequest(
-        id=device_id, file=str(disk.file), format=disk.format, read_only=disk.read_only
-    )
-    return await vm.plug_disk(request)
+        await guest.plug(storage_id, disk)
+    await guest.mount(storage_id, disk)
 
 
 def _container(request: RunRequest) -> workload.ContainerOptions:
     return workload.ContainerOptions(
-        id=CONTAINER,
+        id=request.container,
         process=request.process,
-        root_storage=_ROOT_DISK if request.rootfs is not None else "",
-        storages={name: disk.mount for name, disk in _named(request.disks).items()},
+        root_storage=request.root_disk if request.rootfs is not None else "",
+        storages={name: disk.mount for name, disk in request.named_disks.items()},
     )
-
-
-def _named(disks: tuple[DiskOption, ...]) -> dict[str, DiskOption]:
-    return {f"disk{number}": disk for number, disk in enumerate(disks, 1)}
 
 
 def _large_temporary() -> str | None:
@@ -200,9 +270,9 @@ async def _take_down(vm: Vm, request: RunRequest) -> None:
     if request.keep:
         output.note(f"{vm.name}: left running; stop it with: innkeeper vm stop {vm.name}")
         return
-    clean = await vm.stop(_STOP_GRACE)
-    if not clean and any(not disk.read_only for disk in request.disks):
+    ending = await vm.end(_STOP_GRACE)
+    if not ending.clean and any(not disk.read_only for disk in request.disks):
         output.warn(
-            f"{vm.name}: did not power off within {_STOP_GRACE:g} s and was ended;"
+            f"{vm.name}: {ending.why}, so it was ended;"
             " what was written last to its disks may be lost"
         )

@@ -10,6 +10,7 @@ import grpc
 import typer
 
 from innkeeper.cli import options, output
+from innkeeper.cli.errors import CliError
 from innkeeper.cli.loop import wait_for
 from innkeeper.cli.run import boot
 from innkeeper.shim.client import Vm, VmSpec, find_vm, list_vms
@@ -44,7 +45,7 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
     spec = VmSpec(
         name=name,
         image=image,
-        memory=options.parse_size(memory),
+        memory=options.parse_memory(memory),
         cpus=cpus,
         accel=accel,
         transport=transport,
@@ -75,6 +76,9 @@ def stop(
     ] = 10,
 ) -> None:
     """Powers VMs off; one that does not do so in time is ended.
+
+    Those that run are stopped even when others of the names are wrong; the exit
+    code tells that.
 
     \b
     Examples:
@@ -114,13 +118,30 @@ async def _describe(vm: Vm) -> host_pb2.VmDescription | None:
 
 
 async def _stop(names: list[str], grace: float) -> None:
-    # All names are looked up first: a wrong one stops nothing.
-    vms = [find_vm(name) for name in names]
-    with output.busy(f"stopping {', '.join(names)}"):
-        results = await asyncio.gather(*(vm.stop(grace) for vm in vms))
-    for vm, clean in zip(vms, results, strict=True):
-        how = "powered off" if clean else f"did not power off within {grace:g} s and was ended"
+    vms, unknown = _find_all(names)
+    with output.busy(f"stopping {', '.join(vm.name for vm in vms)}"):
+        endings = await asyncio.gather(*(vm.end(grace) for vm in vms))
+    for vm, ending in zip(vms, endings, strict=True):
+        how = "powered off" if ending.clean else f"{ending.why}, so it was ended"
         output.say(f"{vm.name}: {how}")
+    if unknown:
+        raise unknown[0] if len(names) == 1 else _none_of(unknown)
+
+
+def _find_all(names: list[str]) -> tuple[list[Vm], list[ShimError]]:
+    """Each once, and an error for each that does not run: it keeps none of the others up."""
+    found: list[Vm] = []
+    unknown: list[ShimError] = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(find_vm(name))
+        except ShimError as error:
+            unknown.append(error)
+    return found, unknown
+
+
+def _none_of(unknown: list[ShimError]) -> CliError:
+    return CliError("; ".join(error.message for error in unknown), hint="see: innkeeper vm list")
 
 
 def _row(vm: host_pb2.VmDescription) -> tuple[str, ...]:

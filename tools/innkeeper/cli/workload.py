@@ -138,7 +138,7 @@ async def follow(
 ) -> int:
     """Connects the process with our own standard streams until it ends; its exit code."""
     source = FdSource(0) if options.stdin else None
-    ends = StreamEnds(stdout=FdSink(1), stderr=FdSink(2), source=source)
+    ends = StreamEnds(stdout=FdSink(1, "stdout"), stderr=FdSink(2, "stderr"), source=source)
     streams = ProcessStreams(channel, process, ends)
     async with SignalSender(channel, process) as sender:
         interrupts.forward_to(sender.send)

@@ -35,7 +35,9 @@ _Kernel = Annotated[
 _Packages = Annotated[list[str] | None, typer.Option(help="One more Debian package.")]
 _Modules = Annotated[list[str] | None, typer.Option(help="One more kernel module.")]
 _Firmware = Annotated[list[Path] | None, typer.Option(help="A file for /lib/firmware.")]
-_Overlays = Annotated[list[Path] | None, typer.Option(help="A directory copied over the root.")]
+_Overlays = Annotated[
+    list[Path] | None, typer.Option(help="A directory copied over the guest's root.")
+]
 _Mirror = Annotated[str | None, typer.Option(help="A Debian mirror instead of the host's.")]
 _UpdateLock = Annotated[
     bool, typer.Option("--update-lock", help="Take the newest packages and record them.")
@@ -57,6 +59,9 @@ def build(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Builds a guest image, or finds it already built.
 
+    The image is the guest's own root: kernel, PID 1, agent. What containers see is
+    something else; for that, use: innkeeper run --rootfs DIR|TAR
+
     The default image, into build/images/cloud of the checkout:
 
         innkeeper image build
@@ -68,6 +73,10 @@ def build(  # noqa: PLR0913 - one parameter per option is how typer works
     With your own kernel and files (./files/etc/x becomes /etc/x), into ./my/cloud:
 
         innkeeper image build --kernel ./vendor.deb --overlay ./files --out ./my
+
+    And a VM from that one:
+
+        innkeeper run --image ./my/cloud -- uname -r
     """
     options = BuildOptions(
         flavour=flavour,

@@ -28,13 +28,13 @@ from grpc import aio
 
 from innkeeper.shim import commands
 from innkeeper.shim.errors import Reason, ShimError, with_tail
-from innkeeper.shim.host_service import ENDED_BECAUSE
 from innkeeper.shim.images import find_image
 from innkeeper.shim.logs import tail
 from innkeeper.shim.progress import Phase, Progress, parse
 from innkeeper.shim.proxy import CHANNEL_OPTIONS
 from innkeeper.shim.spec import ColdDisk, VmSpec
 from innkeeper.shim.statedir import StateDir, VmPaths, is_locked
+from innkeeper.shim.vm import ENDED_BECAUSE
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Vm:
         if self.leash >= 0:
             with contextlib.suppress(OSError):
                 os.close(self.leash)
-        return clean
+        return ending
 
     @property
     def _paths(self) -> VmPaths:

@@ -196,8 +196,16 @@ class Daemon:
     def _fail(self, error: ShimError) -> None:
         logs = self._state.keep_logs(self._spec.name)
         _log.error("%s", error)
-        hint = f"{error.hint}; logs: {logs}" if error.hint else f"logs: {logs}"
+        hints = (error.hint, self._other_accelerator(error.reason), f"logs: {logs}")
+        hint = "; ".join(text for text in hints if text)
         self._reporter.failed(ShimError(error.reason, error.message, hint=hint))
+
+    def _other_accelerator(self, reason: Reason) -> str:
+        """KVM is the part of a start that depends on the machine most."""
+        failed = reason in (Reason.QEMU_GONE, Reason.BOOT_FAILED)
+        if not failed or accel.choose(self._spec.accel) is not accel.Accelerator.KVM:
+            return ""
+        return "KVM may not work here: take --accel tcg"
 
 
 def _parts(shape: MachineShape, way: Link, qemu: Qemu, channel: aio.Channel) -> Parts:

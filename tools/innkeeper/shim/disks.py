@@ -54,9 +54,16 @@ class DiskFile:
         path = Path(file)
         if not path.is_absolute() or "\0" in file:
             raise _bad("file", f"disk file {file!r}: not an absolute path")
-        mode = _mode(path)
+        status = _status(path)
+        mode = status.st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise _bad("file", f"disk file {file}: neither a file nor a block device")
+        if stat.S_ISREG(mode) and not status.st_size:
+            raise _bad(
+                "file",
+                f"disk file {file}: is empty",
+                hint=f"give it a size, as in: truncate --size 1G {file}",
+            )
         _check_access(path, read_only=read_only)
         if known is DiskFormat.QCOW2:
             _check_qcow2(path)
@@ -93,9 +100,9 @@ def _format(text: str) -> DiskFormat:
         raise _bad("format", f"disk format {text!r}: unknown; one of raw, qcow2") from None
 
 
-def _mode(path: Path) -> int:
+def _status(path: Path) -> os.stat_result:
     try:
-        return path.stat().st_mode
+        return path.stat()
     except OSError as error:
         raise _missing(path, error.strerror or str(error)) from None
 

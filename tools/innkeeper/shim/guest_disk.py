@@ -24,6 +24,15 @@ _INODE = 256
 _SMALLEST = 16 << 20
 # What mke2fs keeps for itself besides inodes: journal, group descriptors, resize inode.
 _OVERHEAD = 1.08
+# Where each has its magic number: ext4's super block is at 1024, include/linux/magic.h
+# and fs/ext4/ext4.h; XFS and SquashFS begin with theirs; docs/interop/qcow2.rst.
+_IMAGES = {
+    "an ext4 file system": (1024 + 0x38, b"\x53\xef"),
+    "an XFS file system": (0, b"XFSB"),
+    "a SquashFS file system": (0, b"hsqs"),
+    "a qcow2 image": (0, b"QFI\xfb"),
+}
+_LONGEST_HEAD = 2048
 _PACKAGE_HINT = "mke2fs and debugfs come with the package e2fsprogs, tar with the package tar"
 
 
@@ -63,12 +72,42 @@ def make_disk(
     and `free` bytes more. Raises DiskError and commands.CommandError; `target`
     is not left behind then.
     """
+    check_source(source)
     if source.is_dir():
         return _from_tree(source, target, size, free, label)
-    if source.is_file() and tarfile.is_tarfile(source):
-        return _from_tar(source, target, size, free, label)
-    what = "is neither a directory nor a tar file" if source.exists() else "does not exist"
-    raise DiskError(f"cannot make a disk from {source}: it {what}")
+    return _from_tar(source, target, size, free, label)
+
+
+def check_source(source: Path) -> None:
+    """Raises DiskError for what `make_disk` could not use, after a look at its beginning."""
+    if source.is_dir():
+        return
+    if not source.exists():
+        raise _unusable(source, "does not exist")
+    if kind := _image_kind(source):
+        hint = f"use it as it is, as a disk: --disk {source}:/MOUNT"
+        raise _unusable(source, f"is {kind}, neither a directory nor a tar file; {hint}")
+    if not (source.is_file() and tarfile.is_tarfile(source)):
+        raise _unusable(source, "is neither a directory nor a tar file")
+    with tarfile.open(source) as tar:
+        # To tarfile and to tar, a file that begins with zeros is an archive too.
+        if tar.next() is None:
+            raise _unusable(source, "is a tar file without members")
+
+
+def _unusable(source: Path, why: str) -> DiskError:
+    return DiskError(f"cannot make a disk from {source}: it {why}")
+
+
+def _image_kind(source: Path) -> str:
+    """What is no tree but holds one; empty for anything else."""
+    if not source.is_file():
+        return ""
+    with source.open("rb") as file:
+        head = file.read(_LONGEST_HEAD)
+    return next(
+        (kind for kind, (at, magic) in _IMAGES.items() if head[at : at + len(magic)] == magic), ""
+    )
 
 
 def measure(root: Path) -> TreeSize:

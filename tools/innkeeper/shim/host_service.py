@@ -14,7 +14,7 @@ from innkeeper.shim.disks import DiskFile
 from innkeeper.shim.errors import Reason, ShimError, clip
 from innkeeper.shim.plug import check_timeout
 from innkeeper.shim.plugged import DeviceState
-from innkeeper.shim.vm import DEFAULT_GRACE
+from innkeeper.shim.vm import DEFAULT_GRACE, ENDED_BECAUSE
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _QUESTION = re.compile(r"query-[a-z0-9-]{1,60}")
 _LONGEST_GRACE = 600.0
-ENDED_BECAUSE = "ended-because-bin"
-"""Trailing metadata of Stop's answer, UTF-8: why QEMU had to be ended."""
 
 _log = logging.getLogger(__name__)
 

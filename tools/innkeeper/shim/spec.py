@@ -13,7 +13,9 @@ from innkeeper.shim.statedir import check_name
 
 MIB = 1 << 20
 MOST_PORTS = 64
-_LEAST_MEMORY = 128 * MIB
+# With less, kernel and agent have too little beside a small container: the agent
+# is killed for memory, again and again.
+LEAST_MEMORY = 192 * MIB
 _MOST_CPUS = 64
 
 
@@ -56,7 +58,7 @@ class VmSpec:
     def check(self) -> None:
         """Raises BAD_FIELD, naming the field."""
         check_name(self.name)
-        _require(self.memory >= _LEAST_MEMORY and self.memory % MIB == 0, "memory", self.memory)
+        _require(self.memory >= LEAST_MEMORY and self.memory % MIB == 0, "memory", self.memory)
         _require(1 <= self.cpus <= _MOST_CPUS, "cpus", self.cpus)
         _require(0 <= self.ports <= MOST_PORTS, "ports", self.ports)
         finite = math.isfinite(self.boot_timeout) and self.boot_timeout >= 0
@@ -78,7 +80,7 @@ class VmSpec:
 
 
 _RULES = {
-    "memory": f"whole MiB, at least {_LEAST_MEMORY // MIB} MiB",
+    "memory": f"whole MiB, at least {LEAST_MEMORY // MIB} MiB",
     "cpus": f"1 to {_MOST_CPUS}",
     "ports": f"0 to {MOST_PORTS}",
     "boot_timeout": "seconds, 0 for the default",

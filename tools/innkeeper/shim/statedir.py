@@ -43,6 +43,7 @@ _FLOCK = "hhqqi"
 _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 _FAILED = ".failed"
+_KEPT_FAILURES = 10
 _KEPT_LOGS = ("daemon.log", "qemu.log", "console.log")
 
 
@@ -208,7 +209,14 @@ class StateDir:
             source = self.paths(name).directory / log
             if source.exists():
                 source.rename(target / log)
+        self._forget_old_failures()
         return target
+
+    def _forget_old_failures(self) -> None:
+        """Names made up for one run come only once, so nothing else would remove them."""
+        kept = sorted((self.root / _FAILED).iterdir(), key=_changed, reverse=True)
+        for old in kept[_KEPT_FAILURES:]:
+            shutil.rmtree(old, ignore_errors=True)
 
     def _clean(self, name: str) -> None:
         try:
@@ -247,6 +255,14 @@ class StateDir:
                 hint="choose a shorter name, or set INNKEEPER_STATE_DIR to a shorter path",
                 fields={"field": "name"},
             )
+
+
+def _changed(path: Path) -> float:
+    """0 for what another process has removed meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0
 
 
 def is_locked(paths: VmPaths) -> bool:

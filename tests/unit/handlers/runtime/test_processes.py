@@ -303,6 +303,26 @@ async def test_a_finished_exec_is_forgotten_once_it_is_read(
     assert caught.value.reason is Reason.UNKNOWN_PROCESS
 
 
+async def test_an_exec_may_be_forgotten_while_its_container_is_removed(
+    bed: Bed, running: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its minute is over just then: once that made the removal fail with a bug of ours."""
+    for name in ("e1", "e2"):
+        await running.processes.exec(bed.exec_request("exit 0", name))
+        await running.wait("c1", name)
+    processes = running.containers.table.container("c1").processes
+    first, last = processes["e1"], processes["e2"]
+    whole = first.streams.discard
+
+    async def discard() -> None:
+        await running.containers.retention._forget(last)
+        await whole()
+
+    monkeypatch.setattr(first.streams, "discard", discard)
+    await running.containers.remove("c1", 0, 10)
+    assert (running.containers.list(), bed.left()) == ((), {})
+
+
 async def test_execs_leave_no_descriptors(bed: Bed, running: Life) -> None:
     """About a thousand execs ended in EMFILE once; the store is empty of them, too."""
     before = sorted(bed.pid1.store)
