@@ -365,16 +365,22 @@ class StopVmResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLEAN_FIELD_NUMBER: _builtins.int
+    ENDED_BECAUSE_FIELD_NUMBER: _builtins.int
     clean: _builtins.bool
     """The guest powered itself off."""
+    ended_because: _builtins.str
+    """Why QEMU had to be ended when it did not ("its agent was away ..."); empty
+    when it did. What the guest had not written to its disks is lost then.
+    """
     def __init__(
         self,
         *,
         clean: _builtins.bool = ...,
+        ended_because: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "ended_because", b"ended_because"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,7 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from grpc import aio
 
@@ -34,11 +34,10 @@ from innkeeper.shim.progress import Phase, Progress, parse
 from innkeeper.shim.proxy import CHANNEL_OPTIONS
 from innkeeper.shim.spec import ColdDisk, VmSpec
 from innkeeper.shim.statedir import StateDir, VmPaths, is_locked
-from innkeeper.shim.vm import ENDED_BECAUSE
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from innkeeper.shim.statedir import Claim
 
@@ -141,9 +140,8 @@ class Vm:
         request = host_pb2.StopVmRequest(grace_seconds=grace)
         try:
             async with self._host() as host:
-                call = host.Stop(request, timeout=grace + _STOP_LIMIT)
-                clean = (await self._ask(call)).clean
-                return Ending(clean=clean, why=_why_ended(await call.trailing_metadata()))
+                answer = await self._ask(host.Stop(request, timeout=grace + _STOP_LIMIT))
+                return Ending(clean=answer.clean, why=answer.ended_because)
         except ShimError as error:
             if error.reason is Reason.BAD_FIELD:
                 raise
@@ -158,11 +156,6 @@ class Vm:
                 raise told from error
             message = f"VM {self.name}: its daemon does not answer: {error.details()}"
             raise ShimError(Reason.UNKNOWN_VM, message, hint="see: innkeeper vm list") from error
-
-
-def _why_ended(trailers: Iterable[Any] | None) -> str:
-    found = dict(trailers or ()).get(ENDED_BECAUSE, b"")
-    return bytes(found).decode(errors="replace")
 
 
 class _Process:

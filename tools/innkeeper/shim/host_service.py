@@ -14,7 +14,7 @@ from innkeeper.shim.disks import DiskFile
 from innkeeper.shim.errors import Reason, ShimError, clip
 from innkeeper.shim.plug import check_timeout
 from innkeeper.shim.plugged import DeviceState
-from innkeeper.shim.vm import DEFAULT_GRACE, ENDED_BECAUSE
+from innkeeper.shim.vm import DEFAULT_GRACE
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ class HostService(host_pb2_grpc.HostServicer):
     ) -> host_pb2.StopVmResponse:
         async with _answering(context):
             clean = await self._vm.stop(_grace(request.grace_seconds))
-            if not clean:
-                context.set_trailing_metadata(((ENDED_BECAUSE, self._vm.why_ended.encode()),))
-            return host_pb2.StopVmResponse(clean=clean)
+            why = "" if clean else self._vm.why_ended
+            return host_pb2.StopVmResponse(clean=clean, ended_because=why)
 
 
 def check_id(device_id: str) -> str:

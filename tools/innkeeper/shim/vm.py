@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from innkeeper.shim.topology import PortPool
 
 DEFAULT_GRACE = 10.0
-ENDED_BECAUSE = "ended-because-bin"
-"""Trailing metadata of Host.Stop's answer, UTF-8: why QEMU had to be ended."""
 
 # How PID 1 begins what it says on the console.
 _PID1_MARK = "innkeeper: "
