@@ -35,15 +35,17 @@ def disk(directory: Path, name: str, size: int = MIB) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def machine(image: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guest]:
-    """A VM with a cold disk on the root bus, two ports, and a bridge behind a third."""
-    cold = ColdDisk(file=disk(tmp_path_factory.mktemp("cold"), "cold"), serial="cold-serial")
+    """A VM with two cold disks on the root bus, two ports, and a bridge behind a third."""
+    place = tmp_path_factory.mktemp("cold")
+    cold = ColdDisk(file=disk(place, "cold"), serial="cold-serial")
+    other = ColdDisk(file=disk(place, "other", 2 * MIB), serial="other-serial")
     spec = VmSpec(
         name="devices",
         image=f"{image}/",
         transport="serial",
         ports=2,
         bridge=True,
-        cold_disks=(cold,),
+        cold_disks=(cold, other),
     )
     async with booted(spec) as running:
         yield running
@@ -95,6 +97,15 @@ async def test_a_cold_disk_by_path_and_by_bdf(machine: Guest) -> None:
     await _forget(machine, "cold")
 
 
+async def test_a_disk_by_its_bdf_alone(machine: Guest) -> None:
+    """The answer carries both forms of the address, and it is the disk at that one."""
+    address = devices.DeviceAddress(pci_bdf="0000:00:06.0")
+    attached = await _attach(machine, "by-bdf", address)
+    assert (attached.pci_path, attached.pci_bdf) == ("06", "0000:00:06.0")
+    assert (attached.block.serial, attached.block.size) == ("other-serial", 2 * MIB)
+    assert await _attach(machine, "by-bdf", address) == attached
+
+
 async def test_two_and_three_levels(machine: Guest, tmp_path: Path) -> None:
     """Two root ports give two levels; the third disk goes behind the bridge: three."""
     plugged = {}
@@ -117,7 +128,7 @@ async def test_two_and_three_levels(machine: Guest, tmp_path: Path) -> None:
     for name in plugged:
         await machine.host.Unplug(host.UnplugRequest(id=name))
     listed = await machine.devices.List(devices.ListDevicesRequest())
-    assert {each.device.id for each in listed.devices} <= {"cold"}
+    assert {each.device.id for each in listed.devices} <= {"cold", "by-bdf"}
 
 
 async def test_a_slot_used_again_gives_the_new_device(machine: Guest, tmp_path: Path) -> None:
