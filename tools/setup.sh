@@ -48,6 +48,7 @@ present() {
 
 unfinished_packages() {
     command -v dpkg-query >/dev/null 2>&1 || return 0
+    # shellcheck disable=SC2016
     wanted | cut -d ' ' -f 1 |
         xargs dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' 2>/dev/null |
         sed -n -E 's/ (unpacked|half-.*|triggers-.*)$//p'
@@ -118,26 +119,31 @@ apt_install() {
 
 # Of apt's output: what it says is wrong, the first cause first.
 complaints() {
-    grep -E '^(E|W|Err|dpkg|setup):' "$1" | awk '!seen[$0]++' | head -n 12 | grep . || tail -n 12 "$1"
+    grep -E '^(E|W|Err|dpkg|setup):' "$1" | awk '!seen[$0]++' | head -n 12 | grep . ||
+        tail -n 12 "$1"
 }
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; return; fi
-    command -v sudo >/dev/null 2>&1 || die "that needs root, and there is no sudo: run tools/setup.sh as root once"
+    command -v sudo >/dev/null 2>&1 ||
+        die "that needs root, and there is no sudo: run tools/setup.sh as root once"
     sudo "$@"
 }
 
 # What the environment is made for: these versions, this place (scripts hold it), this Python.
 fingerprint() {
-    { cat requirements.lock; pwd; "$venv/bin/python" -c 'import sys; print(sys.version_info[:2])' 2>&1 || :; } |
-        sha256sum
+    {
+        cat requirements.lock
+        pwd
+        "$venv/bin/python" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none
+    } | sha256sum
 }
 
 made_for() { cat "$venv/$1" 2>/dev/null || :; }
 
 make_venv() {
     if [ "$(made_for installed)" != "$(fingerprint)" ]; then
-        python=$(find_python) || die "no Python 3.11 or later with venv is here (Debian: python3-venv)"
+        python=$(find_python) || die "here is no Python 3.11 or later with venv"
         say "making the virtual environment in $venv with $python (about a minute)"
         rm -rf "$venv"
         "$python" -m venv "$venv"
@@ -153,7 +159,7 @@ make_venv() {
 
 pip_install() {
     "$venv/bin/python" -m pip --disable-pip-version-check --quiet install "$@" ||
-        die "pip failed (see above). If it is the network, run the same command again when that is mended"
+        die "pip failed (see above). Run the same command again when that is mended"
 }
 
 # Real vsock without a kernel module on the host; optional, see README.md.
@@ -171,7 +177,7 @@ make_vhost_device_vsock() {
 }
 
 one_at_a_time
-[ "$(uname -m)" = x86_64 ] || say "the guest is x86-64, and so must be the machine that builds its image; this is $(uname -m)"
+[ "$(uname -m)" = x86_64 ] || say "this is $(uname -m), but the guest image is built on x86-64 only"
 install_packages
 make_venv
 if [ "${1:-}" = --with-vsock ]; then make_vhost_device_vsock; fi

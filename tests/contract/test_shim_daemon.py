@@ -61,7 +61,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         root = Path(folder)
         program = root / "bin" / PROGRAM
         program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.fakes.qemu_program "$@"\n')
+        start = f"exec '{sys.executable}' -m tests.fakes.qemu_program"
+        program.write_text(f'#!/bin/sh\n{start} "$@"\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, *IMPORT_ROOTS))))

@@ -34,8 +34,11 @@ class FakeCrun:
     def __init__(self, directory: Path, roots: Roots, pid1: FakePid1) -> None:
         self.directory = directory
         directory.mkdir()
+        (directory / _PROGRAM.name).write_text(_PROGRAM.read_text())
+        # By way of a shell: `#!` takes no interpreter whose path holds a space.
         program = directory / "crun"
-        program.write_text(f"#!{sys.executable} -IS\n{_PROGRAM.read_text()}")
+        interpreter = f"'{sys.executable}' -IS '{directory / _PROGRAM.name}'"
+        program.write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
         program.chmod(0o755)
         self._plan: dict[str, Any] = {
             "fail": {},

@@ -1,6 +1,6 @@
 """The program that stands in for crun (see crun.py): processes are real, containers are not.
 
-It is copied under the name `crun` beside a file `plan.json`, which says where
+It is copied, with a `crun` that starts it, beside a file `plan.json`, which says where
 things are and what goes wrong. A created process waits on a FIFO until `start`.
 """
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
+import stat
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ from innkeeper.image.tree import Tree, read_tar
 from innkeeper.shim.commands import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from innkeeper.image.archive import Archive
     from innkeeper.image.lock import LockEntry
@@ -64,11 +66,7 @@ def make_build_root(
     is given an archive of exactly the packages of the lock, without their
     dependencies, which were resolved before.
     """
-    # In a user namespace mmdebstrap reads as another user: in a home that is closed to
-    # others it would find nothing. What it leaves when it is killed may be that user's.
-    with tempfile.TemporaryDirectory(prefix="innkeeper-debs-", ignore_cleanup_errors=True) as name:
-        place = Path(name)
-        place.chmod(0o755)
+    with _readable_place() as place:
         stanzas = [_publish(entry, cache, place) for entry in entries]
         (place / "Packages").write_text("\n".join(stanzas))
         (place / "Packages").chmod(0o644)
@@ -80,10 +78,38 @@ def make_build_root(
                 *(SUITE, target, f"deb [trusted=yes arch=amd64] copy:{place} ./"),
             ],
             deadline=_EXTRACT,
-            env=fixed_environment(TMPDIR=name),
+            env=fixed_environment(TMPDIR=str(place)),
             stream_to=log,
             hint=_USER_HINT,
         )
+
+
+@contextmanager
+def _readable_place() -> Iterator[Path]:
+    """A temporary directory that other users may read.
+
+    In a user namespace mmdebstrap is another user: in a home that is closed to
+    others it would find nothing. What it leaves when it is killed may be that user's,
+    and stays.
+    """
+    place = Path(tempfile.mkdtemp(prefix="innkeeper-debs-", dir=_open_place()))
+    try:
+        place.chmod(0o755)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _open_place() -> Path:
+    """TMPDIR, unless other users may not pass on the way to it (libpam-tmpdir makes such)."""
+    usual = Path(tempfile.gettempdir())
+    candidates = (usual, Path("/tmp"), Path("/var/tmp"))
+    return next((place for place in candidates if _passable(place)), usual)
+
+
+def _passable(place: Path) -> bool:
+    resolved = place.resolve()
+    return all(each.stat().st_mode & stat.S_IXOTH for each in (resolved, *resolved.parents))
 
 
 def contents(deb: Path) -> Tree:
