@@ -26,7 +26,7 @@ from agent.linux import fdpass
 from agent.linux.mounting import MountFlag, UnmountFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from agent.core.deadlines import Deadline
 
@@ -137,6 +137,15 @@ class FileWorkers:
 
     async def write_text(self, path: Path, text: str, deadline: Deadline) -> None:
         await self._run("write_text", str(path), deadline, path=str(path), text=text)
+
+    async def device_users(
+        self, question: Mapping[str, Any], deadline: Deadline
+    ) -> list[dict[str, Any]]:
+        """Who uses a device; `question` is the arguments of `agent.linux.users.device_users`."""
+        answer: list[dict[str, Any]] = await self._run(
+            "device_users", question["device"], deadline, **question
+        )
+        return answer
 
     async def settled(self, obj: str, patience: float | None = None) -> bool:
         """Wait until no call that was given up works on `obj`; False after `patience` s."""

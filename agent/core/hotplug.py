@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from agent.core.errors import AgentError, Code, Reason, wrong_state
-from agent.core.verdict import Failed, NotYet, Ready, SlowRead, Verdict
+from agent.core.verdict import Failed, NotYet, Order, Ready, SlowRead, Verdict
 from agent.linux.uevents import Uevent, UeventSource, parse
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class DriverSeeker(Protocol):
 class Wish(Generic[T]):
     """What a request waits for: `what` names it in errors, `probe` decides.
 
-    `rescan`: on a platform without hot-plug notice, ask the PCI bus to look, once.
+    `rescan`: on a platform without hot-plug notice, ask the PCI bus to look, once, and a
+    moment after the request: a host may ask for a device while it still plugs it in.
     """
 
     what: str
@@ -138,6 +139,7 @@ class HotplugBoard:
         self._files = files
         self.relooks = relooks
         self._watches: set[Watch] = set()
+        self._congested = False
         self._drivers = drivers
         self._listeners: list[Listener] = [drivers.on_event] if drivers else []
 
@@ -187,9 +189,10 @@ class HotplugBoard:
         self.counters.rescans += 1
         return await self._order(path, deadline)
 
-    async def take_out(self, function: Path, deadline: Deadline) -> str | None:
-        """Have the PCI core let go of a function; returns why it could not, or None."""
-        return await self._order(function / "remove", deadline)
+    def look_again(self) -> None:
+        """Have every waiter look: something other than an event tells of news."""
+        for watch in self._watches:
+            watch.wake()
 
     def look_after(self, devices: tuple[Path, ...]) -> None:
         """See to it that devices without a driver get one."""
@@ -197,9 +200,16 @@ class HotplugBoard:
             for device in devices:
                 self._drivers.look_after(device)
 
+    async def write(self, path: Path, text: str, deadline: Deadline) -> None:
+        """Write to a file of sysfs; raises OSError as write(2) does, OPERATION_TIMED_OUT."""
+        await self._files.write_text(path, text, deadline)
+
     async def slow_text(self, read: SlowRead, deadline: Deadline) -> str | None:
         """The text of a slow file: empty when the driver has none, None when it hangs."""
         try:
+            if read.poke is not None:
+                await self._files.write_text(read.path, read.poke, deadline)
+                return ""
             return (await self._files.read_text(read.path, deadline)).strip()
         except OSError:
             return ""
@@ -222,6 +232,7 @@ class HotplugBoard:
             try:
                 datagram = self._source.receive()
             except BlockingIOError:
+                self._drained()
                 return
             except OSError as error:
                 self._lost(error)
@@ -246,7 +257,15 @@ class HotplugBoard:
         if error.errno != errno.ENOBUFS:
             log.error("reading kernel events: %s", error)
         self.counters.overflows += 1
+        self._congested = True
         self._all_look()
+
+    def _drained(self) -> None:
+        # After an overflow the kernel drops everything until the socket has been read empty,
+        # and says so only once (NETLINK_S_CONGESTED, net/netlink/af_netlink.c).
+        if self._congested:
+            self._congested = False
+            self._all_look()
 
     def _all_look(self) -> None:
         for watch in self._watches:
@@ -269,13 +288,15 @@ class _Wait(Generic[T]):
         self._tree = replace(board.tree, slow_texts={})
         self._reads: dict[SlowRead, asyncio.Task[None]] = {}
         self._rescan_due = wish.rescan
+        self._ordered: set[Order] = set()
+        self._helpers: set[asyncio.Task[None]] = set()
         self._notes: list[str] = []
 
     async def run(self) -> T:
         try:
             return await self._until_ready()
         finally:
-            for task in self._reads.values():
+            for task in (*self._reads.values(), *self._helpers):
                 task.cancel()
 
     async def _until_ready(self) -> T:
@@ -292,26 +313,35 @@ class _Wait(Generic[T]):
                     raise self._failed(verdict)
             if late:
                 raise self._expired(verdict)
-            await self._help(verdict)
+            self._help(verdict)
             pause = next(relooks, None)
             until = self._deadline if pause is None else self._deadline.earlier(pause)
+            if until is self._deadline:
+                await self._look_at_all_buses()
             if await self._watch.news(until):
                 relooks = iter(self._board.relooks)
 
-    async def _help(self, verdict: NotYet) -> None:
+    def _help(self, verdict: NotYet) -> None:
         """Start what the verdict asks for; the watch is set first, so its news counts."""
         self._watch.look_near(verdict.near)
         self._board.look_after(verdict.driverless)
         for read in verdict.needs:
             if read not in self._reads:
                 self._reads[read] = asyncio.ensure_future(self._read(read))
-        if self._rescan_due and not self._board.gives_notice:
-            self._rescan_due = False
-            refusal = await self._board.rescan(self._deadline)
-            self._notes.append(
-                f"a bus rescan was refused: {refusal}" if refusal else "the bus was rescanned once"
-            )
-            self._watch.wake()
+        for order in verdict.orders:
+            if order not in self._ordered:
+                self._ordered.add(order)
+                self._helpers.add(asyncio.ensure_future(self._give(order)))
+
+    async def _look_at_all_buses(self) -> None:
+        if not self._rescan_due or self._board.gives_notice:
+            return
+        self._rescan_due = False
+        refusal = await self._board.rescan(self._deadline)
+        self._notes.append(
+            f"a bus rescan was refused: {refusal}" if refusal else "the bus was rescanned once"
+        )
+        self._watch.wake()
 
     async def _read(self, read: SlowRead) -> None:
         text = await self._board.slow_text(read, self._deadline)
@@ -319,28 +349,49 @@ class _Wait(Generic[T]):
             self._tree.slow_texts[read] = text
             self._watch.wake()
 
+    async def _give(self, order: Order) -> None:
+        """Ask the kernel to look: whatever it finds it tells by events."""
+        try:
+            await self._board.write(order.path, order.text, self._deadline)
+        except (OSError, AgentError) as error:
+            self._notes.append(f"writing {order.text.strip()!r} to {order.path} failed: {error}")
+        self._watch.wake()
+
     def _failed(self, verdict: Failed) -> AgentError:
+        lines = self._tree.log.lines(verdict.names)
+        told = f"; the kernel's log: {lines[-1]}" if lines else ""
         return wrong_state(
-            f"{self._wish.what}: {verdict.why}",
-            reason=Reason.DEVICE_FAILED,
+            f"{self._wish.what}: {verdict.why}{told}",
+            reason=verdict.reason,
             evidence=verdict.why,
             events=self._events(),
+            kernel_log="\n".join(lines) or "none",
         )
 
     def _expired(self, verdict: NotYet) -> AgentError:
-        unexpected = verdict.reason is Reason.UNEXPECTED_DEVICE
+        told_why = self._tree.log.explanation(verdict.names)
+        if told_why is not None and verdict.reason is Reason.DEVICE_NOT_READY:
+            verdict = replace(
+                verdict, reason=told_why.reason, evidence=f"{told_why.why}: {verdict.evidence}"
+            )
+        late = verdict.reason in (Reason.DEVICE_NOT_READY, Reason.DEVICE_STILL_PRESENT)
         notes = "".join(f"; {note}" for note in self._notes)
+        lines = self._tree.log.lines(verdict.names)
+        told = f"; the kernel's log names it {len(lines)} times, last: {lines[-1]}" if lines else ""
         return AgentError(
             f"{self._wish.what}: deadline passed: {verdict.evidence}{notes}; "
-            f"events seen near it: {self._events()}",
-            code=Code.FAILED_PRECONDITION if unexpected else Code.DEADLINE_EXCEEDED,
+            f"events seen near it: {self._events()}{told}",
+            code=Code.DEADLINE_EXCEEDED if late else Code.FAILED_PRECONDITION,
             reason=verdict.reason,
             fields={
+                **dict(verdict.facts),
                 "evidence": verdict.evidence,
                 "events": self._events(),
                 "events_seen": str(self._watch.total),
                 "events_lost": str(self._board.counters.overflows),
+                "kernel_log": "\n".join(lines) or "none",
             },
+            hint=verdict.hint,
         )
 
     def _events(self) -> str:

@@ -12,7 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.core.pci import PciAddress, PciPath
+    from agent.core.addresses import Address
+    from agent.core.kinds import Expectation, Info
+    from agent.core.pci import PciPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +26,14 @@ class HostTuple:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockExpectation:
-    """What the block device must be; an unset member is not checked."""
-
-    serial: str | None = None
-    size: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRequest:
     """Devices.Attach: make the device at this address usable, within `timeout`."""
 
     id: str
-    address: PciAddress
-    kind: BlockExpectation
+    address: Address
+    kind: Expectation
     host: tuple[HostTuple, ...] = ()
+    load_modules: tuple[str, ...] = ()
     timeout: float | None = field(default=None, compare=False)
 
 
@@ -57,17 +52,6 @@ class DeviceNode:
     minor: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockInfo:
-    """What the kernel says of a block device."""
-
-    size: int
-    logical_block_size: int
-    read_only: bool
-    model: str = ""
-    serial: str = ""
-
-
 class DeviceState(StrEnum):
     """Where a device of the table is in its life."""
 
@@ -80,17 +64,24 @@ class DeviceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedDevice:
-    """A device that was made usable; `users` are the storages and containers that hold it."""
+    """A device that was made usable; `users` are the storages and containers that hold it.
+
+    `pci_path` and `bdf` are those of the function that it is, or is behind of; None and
+    "" where there is none. `bus_address` is its own where it is not a function itself.
+    """
 
     request: DeviceRequest
-    pci_path: PciPath
+    pci_path: PciPath | None
     bdf: str
     sysfs_path: str
     driver: str
     numa_node: int | None
     iommu_group: int | None
     nodes: tuple[DeviceNode, ...]
-    info: BlockInfo
+    info: Info
+    pci_id: str = ""
+    pci_class: str = ""
+    bus_address: str = ""
     state: DeviceState = DeviceState.ATTACHED
     users: frozenset[str] = frozenset()
 
@@ -135,11 +126,17 @@ class StorageMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGrant:
-    """A device that a container may use."""
+    """A device that a container may use.
+
+    `node` picks one of the device's nodes by its path in the guest. Without
+    `permissions` (letters of "rwm") it is what the specification's rules allow for
+    an entry that the grant claims, and all where there are none.
+    """
 
     device_id: str
     container_path: str | None = None
-    permissions: str = "rwm"
+    permissions: str = ""
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +163,22 @@ class ContainerRequest:
     writable_layer: bool = False
     storages: tuple[StorageMount, ...] = ()
     devices: tuple[DeviceGrant, ...] = ()
+    exclusive_cpus: int = 0
+    timeout: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerUpdate:
+    """Containers.Update; what is None stays as it is.
+
+    `resources` is OCI's linux.resources as JSON bytes; `devices` and
+    `exclusive_cpus` are all that the container shall have.
+    """
+
+    id: str
+    resources: bytes | None = None
+    devices: tuple[DeviceGrant, ...] | None = None
+    exclusive_cpus: int | None = None
     timeout: float | None = field(default=None, compare=False)
 
 
@@ -177,10 +190,14 @@ class ContainerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerStatus:
+    """A container now; `devices` have the permissions that hold."""
+
     id: str
     state: ContainerState
     pid: int
     exit: ProcessExit | None = None
+    devices: tuple[DeviceGrant, ...] = ()
+    exclusive_cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agent.core.pci import Bdf, PciAddress, PciBus, PciPath
 from agent.core.verdict import Failed, NotYet, Ready, SlowRead, Verdict
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from agent.core.roots import Roots
 
 
+# A binary attribute of sysfs is read a page at a time.
+_DATA_BYTES = 4096
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciFunction:
     """A PCI function that sysfs has now; `directory` is absolute."""
@@ -32,6 +36,32 @@ class PciFunction:
     directory: Path
     bdf: Bdf
     path: PciPath
+
+
+class KernelLines(Protocol):
+    """What the kernel's log says of devices, by their kernel names (`core/kernel_log.py`)."""
+
+    def lines(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The lines that name one of them since it came, oldest first; a bounded number."""
+
+    def refusal(self, names: tuple[str, ...]) -> Failed | None:
+        """Why no driver will serve them, where one of the lines says so."""
+
+    def explanation(self, names: tuple[str, ...]) -> Failed | None:
+        """What went wrong with them, told though nobody has given up."""
+
+
+class NoLog:
+    """For a tree without a log."""
+
+    def lines(self, names: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002 - a Protocol's
+        return ()
+
+    def refusal(self, names: tuple[str, ...]) -> Failed | None:  # noqa: ARG002 - a Protocol's
+        return None
+
+    def explanation(self, names: tuple[str, ...]) -> Failed | None:  # noqa: ARG002 - a Protocol's
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +75,7 @@ class SysfsTree:
     node_numbers: Callable[[Path], NodeNumbers | None] = node_numbers
     slow_texts: dict[SlowRead, str] = field(default_factory=dict)
     driver_notes: dict[str, str] = field(default_factory=dict)
+    log: KernelLines = field(default_factory=lambda: NoLog())
 
     def text(self, path: Path) -> str | None:
         """A file's text without surrounding blanks."""
@@ -53,6 +84,14 @@ class SysfsTree:
         except OSError:
             return None
         return None if text is None else text.strip()
+
+    def data(self, path: Path) -> bytes | None:
+        """A small binary file's bytes."""
+        try:
+            with path.open("rb", buffering=0) as file:
+                return file.read(_DATA_BYTES)
+        except OSError:
+            return None
 
     def slow_text(self, read: SlowRead) -> str | None:
         """The text of a slow read that the board has made; None before."""
@@ -80,6 +119,13 @@ class SysfsTree:
         except OSError:
             return ()
         return tuple(directory / name for name in sorted(names))
+
+    def real(self, path: Path) -> Path | None:
+        """Where a link of /sys/bus or /sys/class leads; None when it is not there."""
+        try:
+            return path.resolve(strict=True)
+        except (OSError, RuntimeError):
+            return None
 
     def wanted_driver(self, directory: Path) -> str | None:
         """The modalias of a device that has no driver, None for any other."""
@@ -176,6 +222,9 @@ def _missing(tree: SysfsTree, directory: Path, done: PciPath, path: PciPath) -> 
             f"{tree.devpath(directory.parent)}, which has {found}"
         ),
         near=(tree.devpath(directory),),
+        names=(directory.name,),
+        facts=(("reached", str(done.parent or path.root)), ("children", found)),
+        hint="is it plugged into the port that this path names? The kernel has not seen it",
     )
 
 

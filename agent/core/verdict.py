@@ -28,11 +28,22 @@ class Ready(Generic[T]):
 class SlowRead:
     """A pseudo file whose text costs the driver a question to its hardware.
 
-    `instance` tells this device from an earlier one of the same name.
+    `instance` tells this device from an earlier one of the same name. With `poke` the
+    answer is not read but waited for: that text is written, and refused by the kernel
+    once it has had the lock that is waited for.
     """
 
     path: Path
     instance: str
+    poke: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A write that asks the kernel to look: `path` below /sys, `text` what is written."""
+
+    path: Path
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +52,23 @@ class NotYet:
 
     `near` are the device paths (below /sys) where news is expected: events on, below
     or above one of them wake the waiter; without any, every event does. `needs` are
-    reads that the board has to make before the probe can say more. `driverless` are
-    devices that wait for a driver: their modules get loaded. `reason` is what the wait
-    ends with if this is still the answer at its deadline.
+    reads that the board has to make before the probe can say more. `orders` are writes
+    that may bring the device, each made once a wait. `driverless` are devices that wait
+    for a driver: their modules get loaded. `names` are the kernel's names of what is
+    waited for: its log is searched for them. `facts` are single values for programs.
+    `reason` is what the wait ends with if this is still the answer at its deadline, `hint`
+    what to do then.
     """
 
     evidence: str
     near: tuple[str, ...] = ()
     needs: tuple[SlowRead, ...] = ()
+    orders: tuple[Order, ...] = ()
     driverless: tuple[Path, ...] = ()
+    names: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
     reason: Reason = Reason.DEVICE_NOT_READY
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,8 @@ class Failed:
     """It will not become usable, however long one waits."""
 
     why: str
+    reason: Reason = Reason.DEVICE_FAILED
+    names: tuple[str, ...] = ()
 
 
 Verdict: TypeAlias = Ready[T] | NotYet | Failed

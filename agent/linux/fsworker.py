@@ -18,7 +18,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.linux import fdpass, mounting, pseudo, rootlinks
+from agent.linux import fdpass, mounting, pseudo, rootlinks, users
 from agent.linux.libc import failure
 
 if TYPE_CHECKING:
@@ -137,5 +137,6 @@ CALLS: dict[str, Callable[..., Any]] = {
         make_link_targets,
         read_text,
         write_text,
+        users.device_users,
     )
 }

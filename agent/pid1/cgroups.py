@@ -10,7 +10,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from agent.linux import pseudo
+from agent.linux import podmemory, pseudo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +22,6 @@ _PROTECTION = {
     "init": {"memory.min": 24 << 20},
     "agent": {"memory.min": 64 << 20, "memory.low": 128 << 20},
 }
-# What all containers together may not have: pages of a tmpfs cannot be got back by
-# killing anybody, so without a bound a full writable layer ends in a kernel panic.
-_RESERVE = 96 << 20
 
 
 def prepare(root: str) -> list[str]:
@@ -96,15 +93,10 @@ def _try_enable(
     return failure
 
 
-def bound(total: int) -> int:
-    """Bytes of memory for all containers together, of `total`; a small guest shares by halves."""
-    return max(total - _RESERVE, total // 2)
-
-
 def _protect(root: str) -> list[str]:
     warnings: list[str] = []
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name, values in {**_PROTECTION, "pods": {"memory.max": bound(total)}}.items():
+    for_pods = podmemory.bound(podmemory.total_memory())
+    for name, values in {**_PROTECTION, "pods": {"memory.max": for_pods}}.items():
         for file, size in values.items():
             path = f"{root}/{name}/{file}"
             if not os.path.exists(path):

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from agent.core.names import check_id
 from agent.server.convert import fields
-from agent.server.convert.containers import container_request, container_status
+from agent.server.convert.containers import (
+    container_request,
+    container_status,
+    container_update,
+)
 from agent.server.routing import Methods, Unary
 from innkeeper.v1 import containers_pb2 as pb
 
@@ -30,6 +34,7 @@ class ContainersService:
         return {
             "Create": Unary(self.create),
             "Start": Unary(self.start),
+            "Update": Unary(self.update),
             "Remove": Unary(self.remove),
             "List": Unary(self.list),
         }
@@ -45,6 +50,13 @@ class ContainersService:
 
     async def start(self, request: pb.StartContainerRequest, _call: Call) -> pb.ContainerStatus:
         return container_status(await self._manager.start(check_id("container", request.id)))
+
+    async def update(self, request: pb.UpdateContainerRequest, call: Call) -> pb.ContainerStatus:
+        change = container_update(request)
+        timeout = call.within(change.timeout, default=TIMEOUT)
+        return container_status(
+            await self._manager.update(dataclasses.replace(change, timeout=timeout))
+        )
 
     async def remove(
         self, request: pb.RemoveContainerRequest, call: Call

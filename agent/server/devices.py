@@ -10,7 +10,8 @@ from agent.core.errors import invalid
 from agent.core.names import check_id
 from agent.core.undo import UndoStack
 from agent.server.convert import fields
-from agent.server.convert.devices import attached_device, device_requests
+from agent.server.convert.devices import attached_device, device_requests, holder
+from agent.server.convert.kinds import mode
 from agent.server.routing import Methods, Unary
 from innkeeper.v1 import devices_pb2 as pb
 
@@ -35,6 +36,8 @@ class DevicesService:
             "Detach": Unary(self.detach),
             "Get": Unary(self.get),
             "List": Unary(self.list),
+            "Holders": Unary(self.holders),
+            "Reconfigure": Unary(self.reconfigure),
         }
 
     async def attach(
@@ -79,8 +82,10 @@ class DevicesService:
                 await self._manager.detach(device_id, within)
             case pb.DETACH_PHASE_CANCEL:
                 await self._manager.cancel_detach(device_id)
+            case pb.DETACH_PHASE_RELEASE:
+                await self._manager.release_device(device_id)
             case other:
-                raise invalid(f"phase: {other} is none of the three phases", field="phase")
+                raise invalid(f"phase: {other} is none of the four phases", field="phase")
         return pb.DetachDeviceResponse()
 
     async def get(self, request: pb.GetDeviceRequest, _call: Call) -> pb.AttachedDevice:
@@ -89,3 +94,18 @@ class DevicesService:
     async def list(self, _request: pb.ListDevicesRequest, _call: Call) -> pb.ListDevicesResponse:
         devices = sorted(self._manager.list(), key=lambda attached: attached.request.id)
         return pb.ListDevicesResponse(devices=[attached_device(one) for one in devices])
+
+    async def reconfigure(
+        self, request: pb.ReconfigureDeviceRequest, call: Call
+    ) -> pb.AttachedDevice:
+        device_id = check_id("device", request.id)
+        within = call.within(None, default=self._timeout)
+        return attached_device(
+            await self._manager.reconfigure(device_id, mode(request, "mode"), within)
+        )
+
+    async def holders(
+        self, request: pb.DeviceHoldersRequest, _call: Call
+    ) -> pb.DeviceHoldersResponse:
+        found = await self._manager.holders(check_id("device", request.id))
+        return pb.DeviceHoldersResponse(holders=[holder(one) for one in found])

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
+    from agent.core.holding import Holder
+    from agent.core.kinds import Mode
     from agent.core.model import (
         AttachedDevice,
         ContainerRequest,
         ContainerStatus,
+        ContainerUpdate,
         DeviceRequest,
         Event,
         ExecRequest,
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
         Stream,
         WindowSize,
     )
+    from agent.handlers.guest.resources import ResourcesOnline, ResourcesRequest
 
 
 class DeviceManager(Protocol):
@@ -32,6 +36,11 @@ class DeviceManager(Protocol):
     async def cancel_detach(self, device_id: str) -> None: ...
     async def detach(self, device_id: str, timeout: float | None) -> None: ...
     async def forget(self, device_id: str) -> None: ...
+    async def release_device(self, device_id: str) -> None: ...
+    async def reconfigure(
+        self, device_id: str, mode: Mode, timeout: float | None
+    ) -> AttachedDevice: ...
+    async def holders(self, device_id: str) -> tuple[Holder, ...]: ...
     def get(self, device_id: str) -> AttachedDevice: ...
     def list(self) -> tuple[AttachedDevice, ...]: ...
 
@@ -50,6 +59,7 @@ class ContainerManager(Protocol):
 
     async def create(self, request: ContainerRequest) -> ContainerStatus: ...
     async def start(self, container_id: str) -> ContainerStatus: ...
+    async def update(self, change: ContainerUpdate) -> ContainerStatus: ...
     async def remove(self, container_id: str, grace: float, timeout: float | None) -> None: ...
     def list(self) -> tuple[ContainerStatus, ...]: ...
 
@@ -69,6 +79,14 @@ class ProcessManager(Protocol):
     async def close_input(self, ref: ProcessRef, offset: int) -> None: ...
     def has_terminal(self, ref: ProcessRef) -> bool: ...
     def input_offset(self, ref: ProcessRef) -> int: ...
+
+
+class ResourceManager(Protocol):
+    """agent.handlers.guest.resources"""
+
+    default_timeout: float
+
+    async def online(self, request: ResourcesRequest) -> ResourcesOnline: ...
 
 
 class EventSource(Protocol):

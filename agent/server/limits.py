@@ -34,3 +34,6 @@ CALLS_IN_FLIGHT: Final = 4096
 
 LONGEST_TIMEOUT: Final = 86_400.0
 """Largest timeout a request may ask for, in seconds."""
+
+MODULES: Final = 16
+"""Kernel modules that one device may ask for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from agent.core.sandbox import Identity
 from agent.handlers.guest.shutdown import PowerAction
 from agent.server.convert import fields
 from agent.server.convert import sandbox as convert
+from agent.server.convert.resources import online_resources, resources_request
 from agent.server.routing import Methods, ServerStream, Unary
 from innkeeper.v1 import sandbox_pb2 as pb
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from agent.handlers.guest.shutdown import Shutdown
     from agent.handlers.guest.teardown import Teardown
     from agent.server.calls import Call, Send
-    from agent.server.facades import EventSource
+    from agent.server.facades import EventSource, ResourceManager
 
 DESTROY_TIMEOUT: Final = 30.0
 """Seconds for Destroy when it asks for none (sandbox.proto)."""
@@ -45,6 +47,7 @@ class Guest:
     seed: Callable[[bytes], None]
     shutdown: Shutdown
     teardown: Teardown
+    resources: ResourceManager
     events: EventSource
 
 
@@ -62,6 +65,7 @@ class SandboxService:
             "Describe": Unary(self.describe),
             "SetTime": Unary(self.set_time),
             "SeedEntropy": Unary(self.seed_entropy),
+            "OnlineResources": Unary(self.online_resources),
             "Watch": ServerStream(self.watch),
             "Shutdown": Unary(self.shutdown),
         }
@@ -100,6 +104,15 @@ class SandboxService:
     ) -> pb.SeedEntropyResponse:
         self._guest.seed(request.data)
         return pb.SeedEntropyResponse()
+
+    async def online_resources(
+        self, request: pb.OnlineResourcesRequest, call: Call
+    ) -> pb.OnlineResourcesResponse:
+        asked = resources_request(request)
+        resources = self._guest.resources
+        timeout = call.within(asked.timeout, default=resources.default_timeout)
+        told = await resources.online(dataclasses.replace(asked, timeout=timeout))
+        return online_resources(told)
 
     async def watch(self, request: pb.WatchRequest, _call: Call, send: Send[pb.Event]) -> None:
         events = self._guest.events

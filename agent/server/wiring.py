@@ -20,19 +20,26 @@ from agent.core.events import RING_SIZE, EventLog
 from agent.core.exits import ExitWatcher, Expectation
 from agent.core.fileops import FileWorkers
 from agent.core.hotplug import HotplugBoard
+from agent.core.kernel_log import KernelLog
+from agent.core.log_evidence import LogEvidence, tells_of_trouble
 from agent.core.pid1 import Pid1Client
 from agent.core.sandbox import Sandbox
 from agent.core.state import StateStore
 from agent.core.tree import SysfsTree
 from agent.handlers.devices.manager import DeviceManager
+from agent.handlers.devices.usage import Usage
 from agent.handlers.guest import entropy
 from agent.handlers.guest.clock import Clock
 from agent.handlers.guest.describe import Describer, Limits
+from agent.handlers.guest.podmemory import PodMemory
+from agent.handlers.guest.resources import Resources
 from agent.handlers.guest.shutdown import Shutdown
 from agent.handlers.guest.teardown import Teardown
 from agent.handlers.runtime.containers import Containers
 from agent.handlers.runtime.context import RuntimeContext
 from agent.handlers.runtime.crun import Crun
+from agent.handlers.runtime.exclusive import ExclusiveCpus
+from agent.handlers.runtime.nodes import ContainerNodes
 from agent.handlers.runtime.processes import Processes
 from agent.handlers.runtime.restore import restore as restore_containers
 from agent.handlers.runtime.retention import EXEC_LIMIT
@@ -94,6 +101,8 @@ class Tables:
     storages: StorageManager
     containers: Containers
     processes: Processes
+    exclusive: ExclusiveCpus
+    resources: Resources
     context: RuntimeContext
 
 
@@ -136,12 +145,19 @@ async def _mechanisms(
     files = FileWorkers()
     stack.push_async_callback(files.close)
     # Bound before anything is looked up in sysfs (DESIGN D7).
-    tree = SysfsTree(roots=roots)
+    kernel_log = KernelLog.open(roots)
+    kernel_log.start()
+    stack.callback(kernel_log.close)
+    tree = SysfsTree(roots=roots, log=LogEvidence(kernel_log))
     drivers = Drivers(tree)
     stack.push_async_callback(drivers.close)
     board = HotplugBoard(tree=tree, source=uevents, files=files, drivers=drivers)
     board.start()
     stack.callback(board.close)
+    stack.enter_context(kernel_log.listening(tells_of_trouble(board.look_again)))
+    pods = PodMemory(roots)
+    board.listen(pods.on_event)
+    pods.fit()
     pid1 = Pid1Client(roots.init_socket)
     stack.callback(pid1.close)
     exits = ExitWatcher(pid1)
@@ -163,7 +179,11 @@ def _tables(parts: Mechanisms) -> Tables:
     timeout = parts.config.hotplug_timeout
     sandbox = Sandbox(parts.state)
     devices = DeviceManager(
-        board=parts.board, state=parts.state, events=parts.events, default_timeout=timeout
+        board=parts.board,
+        state=parts.state,
+        events=parts.events,
+        default_timeout=timeout,
+        holders=Usage(parts.files, parts.board.tree),
     )
     storages = StorageManager(
         devices=devices,
@@ -173,7 +193,8 @@ def _tables(parts: Mechanisms) -> Tables:
         events=parts.events,
         default_timeout=timeout,
     )
-    context = _runtime_context(parts, sandbox, devices, storages)
+    exclusive = ExclusiveCpus(roots=parts.roots, events=parts.events, board=parts.board)
+    context = _runtime_context(parts, sandbox, devices, storages, exclusive)
     containers = Containers(context)
     return Tables(
         sandbox=sandbox,
@@ -181,12 +202,24 @@ def _tables(parts: Mechanisms) -> Tables:
         storages=storages,
         containers=containers,
         processes=Processes(context, containers),
+        exclusive=exclusive,
+        resources=Resources(
+            board=parts.board,
+            files=parts.files,
+            events=parts.events,
+            default_timeout=timeout,
+            reserved=exclusive.reserved,
+        ),
         context=context,
     )
 
 
 def _runtime_context(
-    parts: Mechanisms, sandbox: Sandbox, devices: DeviceManager, storages: StorageManager
+    parts: Mechanisms,
+    sandbox: Sandbox,
+    devices: DeviceManager,
+    storages: StorageManager,
+    exclusive: ExclusiveCpus,
 ) -> RuntimeContext:
     def parent() -> str:
         return f"/pods/{sandbox.current.id if sandbox.current else 'default'}"
@@ -200,6 +233,8 @@ def _runtime_context(
         files=parts.files,
         devices=devices,
         storages=storages,
+        exclusive=exclusive,
+        nodes=ContainerNodes(parts.roots),
         streams=StreamHome(
             keeper=parts.pid1,
             spools=parts.roots.spools,
@@ -276,6 +311,7 @@ def _server(
         teardown=Teardown(
             containers=tables.containers, storages=tables.storages, devices=tables.devices
         ),
+        resources=tables.resources,
         events=parts.events,
     )
     managers = app.Managers(
@@ -306,5 +342,6 @@ class RuntimeVersion:
 async def _close(tables: Tables) -> None:
     """Let go of everything and change nothing: the next agent takes it over."""
     await tables.containers.close()
+    await tables.exclusive.close()
     await tables.storages.close()
     await tables.devices.close()

@@ -232,13 +232,13 @@ async def test_a_disk_is_attached_by_its_absolute_path(
     elsewhere = replace(innkeeper, directory=tmp_path)
     done = await elsewhere("device", "attach", "web", "data.img", "--id", "data", "--read-only")
     assert done.out == b"data: PCI path 02/00, 0000:01:00.0, /dev/vdb, 64 MiB (52 ms)\n"
-    assert guest.plugged[0].file == str(tmp_path / "data.img")
-    assert guest.plugged[0].read_only
+    content = guest.plugged[0].functions[0].hardware.disk.content
+    assert (content.file, content.read_only) == (str(tmp_path / "data.img"), True)
 
 
 async def test_devices_are_listed_with_both_sides(guest: FakeGuest, innkeeper: Innkeeper) -> None:
     lines = (await innkeeper("device", "list", "web")).lines
-    row = "data plugged 02/00 0000:01:00.0 /dev/vdb 64 MiB /disks/data.img"
+    row = "data virtio-blk plugged 02/00 0000:01:00.0 /dev/vdb 64 MiB /disks/data.img"
     assert lines[1].split() == row.split()
 
 
@@ -259,8 +259,8 @@ async def test_a_container_in_a_vm_that_runs_leaves_nothing_there(
     assert (done.code, done.out, done.err) == (3, b"hello\n", "")
     ours = ["plug", "mount", "create", "start"]
     assert guest.done == [*ours, "remove", "unmount", "unplug"]
-    assert guest.unplugged == [guest.plugged[0].id]
-    assert guest.plugged[0].id.endswith("-disk1")
+    assert guest.unplugged == [guest.plugged[0].functions[0].id]
+    assert guest.plugged[0].functions[0].id.endswith("-disk1")
     assert not guest.stopped
 
 

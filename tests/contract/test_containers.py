@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from agent.core.model import DeviceGrant, ProcessExit, RootPath, RootStorage, StorageMount
+from agent.server.limits import OBJECTS
 from innkeeper.v1 import containers_pb2 as pb
 from innkeeper.v1.containers_pb2_grpc import ContainersStub
 from tests.fakes.agent_server import RunningAgent, refused
@@ -53,8 +54,11 @@ async def test_everything_that_was_asked_for_arrives(
             storages=[pb.StorageMount(storage_id="s", destination="/data", options=["ro"])],
             devices=[
                 pb.DeviceGrant(device_id="d1"),
-                pb.DeviceGrant(device_id="d2", container_path="/dev/x", permissions="r"),
+                pb.DeviceGrant(
+                    device_id="d2", container_path="/dev/x", permissions="r", node="/dev/vdb1"
+                ),
             ],
+            exclusive_cpus=2,
             timeout_seconds=7,
         )
     )
@@ -65,9 +69,10 @@ async def test_everything_that_was_asked_for_arrives(
     assert request.timeout == 7
     assert request.storages == (StorageMount(storage_id="s", destination="/data", options=("ro",)),)
     assert request.devices == (
-        DeviceGrant(device_id="d1", permissions="rwm"),
-        DeviceGrant(device_id="d2", container_path="/dev/x", permissions="r"),
+        DeviceGrant(device_id="d1"),
+        DeviceGrant(device_id="d2", container_path="/dev/x", permissions="r", node="/dev/vdb1"),
     )
+    assert request.exclusive_cpus == 2
 
 
 async def test_a_root_from_a_storage(agent: RunningAgent, stub: ContainersAsyncStub) -> None:
@@ -96,6 +101,8 @@ async def test_the_same_request_twice_and_another_one(stub: ContainersAsyncStub)
         (web(devices=[pb.DeviceGrant(device_id="d", permissions="rx")]), "BAD_FIELD"),
         (web(devices=[pb.DeviceGrant(device_id="d", permissions="rr")]), "BAD_FIELD"),
         (web(devices=[pb.DeviceGrant(device_id="d", container_path="x")]), "BAD_FIELD"),
+        (web(devices=[pb.DeviceGrant(device_id="d", node="vda")]), "BAD_FIELD"),
+        (web(devices=[pb.DeviceGrant(device_id="../d")]), "BAD_ID"),
         (web(timeout_seconds=-0.5), "BAD_FIELD"),
     ],
 )
@@ -127,6 +134,91 @@ async def test_a_stopped_container_is_not_started(
     assert (answer.code, answer.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
 
 
+async def test_an_update_arrives_whole_and_its_outcome_comes_back(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    await stub.Create(web())
+    await stub.Start(pb.StartContainerRequest(id="web"))
+    grant = pb.DeviceGrant(device_id="d", container_path="/dev/x", permissions="r", node="/dev/y")
+    updated = await stub.Update(
+        pb.UpdateContainerRequest(
+            id="web",
+            resources=b'{"memory": {"limit": 1}}',
+            devices=pb.DeviceGrants(grants=[grant]),
+            exclusive_cpus=2,
+        )
+    )
+    (change,) = agent.containers.updates
+    assert change.resources == b'{"memory": {"limit": 1}}'
+    assert change.devices == (
+        DeviceGrant(device_id="d", container_path="/dev/x", permissions="r", node="/dev/y"),
+    )
+    assert change.exclusive_cpus == 2
+    assert (updated.state, list(updated.devices)) == (pb.CONTAINER_STATE_RUNNING, [grant])
+    assert list(updated.exclusive_cpus) == [1, 2]
+
+
+async def test_what_an_update_leaves_out_is_not_the_same_as_nothing(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    """An empty list revokes all grants, 0 gives all CPUs back; absent fields change nothing."""
+    await stub.Create(web())
+    await stub.Update(pb.UpdateContainerRequest(id="web"))
+    await stub.Update(
+        pb.UpdateContainerRequest(id="web", devices=pb.DeviceGrants(), exclusive_cpus=0)
+    )
+    nothing, all_back = agent.containers.updates
+    assert (nothing.resources, nothing.devices, nothing.exclusive_cpus) == (None, None, None)
+    assert (all_back.resources, all_back.devices, all_back.exclusive_cpus) == (None, (), 0)
+
+
+@pytest.mark.parametrize(
+    ("grant", "reason"),
+    [
+        (pb.DeviceGrant(), "BAD_ID"),
+        (pb.DeviceGrant(device_id="d", permissions="rx"), "BAD_FIELD"),
+        (pb.DeviceGrant(device_id="d", container_path="x"), "BAD_FIELD"),
+        (pb.DeviceGrant(device_id="d", node="x"), "BAD_FIELD"),
+        (pb.DeviceGrant(device_id="d", node="/dev/\0"), "BAD_FIELD"),
+    ],
+)
+async def test_bad_grants_of_an_update_are_named_and_change_nothing(
+    agent: RunningAgent, stub: ContainersAsyncStub, grant: pb.DeviceGrant, reason: str
+) -> None:
+    await stub.Create(web())
+    asked = pb.UpdateContainerRequest(id="web", devices=pb.DeviceGrants(grants=[grant]))
+    answer = await refused(stub.Update(asked))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert "devices.grants[0]" in answer.message or reason == "BAD_ID"
+    assert agent.containers.updates == []
+
+
+async def test_grants_without_end_are_refused(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    """As many as there may be devices."""
+    await stub.Create(web())
+    for count, fine in ((OBJECTS, True), (OBJECTS + 1, False)):
+        grants = [pb.DeviceGrant(device_id=f"d{number}") for number in range(count)]
+        asked = pb.UpdateContainerRequest(id="web", devices=pb.DeviceGrants(grants=grants))
+        if fine:
+            assert len((await stub.Update(asked)).devices) == count
+            continue
+        for call in (stub.Update(asked), stub.Create(web(id="more", devices=grants))):
+            answer = await refused(call)
+            expected = (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
+            assert (answer.code, answer.reason) == expected
+
+
+async def test_a_stopped_container_is_not_updated(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    await stub.Create(web())
+    agent.containers.stop("web", ProcessExit(code=0))
+    answer = await refused(stub.Update(pb.UpdateContainerRequest(id="web")))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+
+
 async def test_remove_passes_grace_and_timeout_on(
     agent: RunningAgent, stub: ContainersAsyncStub
 ) -> None:
@@ -139,12 +231,14 @@ async def test_remove_passes_grace_and_timeout_on(
 async def test_unknown_and_bad_ids(stub: ContainersAsyncStub) -> None:
     unknown = [
         await refused(stub.Start(pb.StartContainerRequest(id="x"))),
+        await refused(stub.Update(pb.UpdateContainerRequest(id="x"))),
         await refused(stub.Remove(pb.RemoveContainerRequest(id="x"))),
     ]
     assert {one.reason for one in unknown} == {"UNKNOWN_CONTAINER"}
     bad = [
         await refused(stub.Start(pb.StartContainerRequest(id=""))),
+        await refused(stub.Update(pb.UpdateContainerRequest(id="a/b"))),
         await refused(stub.Remove(pb.RemoveContainerRequest(id=""))),
         await refused(stub.Remove(pb.RemoveContainerRequest(id="web", grace_seconds=-1))),
     ]
-    assert [one.reason for one in bad] == ["BAD_ID", "BAD_ID", "BAD_FIELD"]
+    assert [one.reason for one in bad] == ["BAD_ID", "BAD_ID", "BAD_ID", "BAD_FIELD"]

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
+from agent.core.holding import Holder, HolderKind
+from agent.core.kinds import (
+    BlockInfo,
+    DriverName,
+    FpgaInfo,
+    GpuInfo,
+    Info,
+    MigProfile,
+    NicInfo,
+    PmemInfo,
+    RngInfo,
+    VfioInfo,
+    VfioMode,
+)
 from innkeeper.v1 import devices_pb2 as pb
 from innkeeper.v1.devices_pb2_grpc import DevicesStub
 from tests.fakes.agent_managers import attached
 from tests.fakes.agent_server import RunningAgent, refused
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from agent.core.model import AttachedDevice, DeviceRequest
     from innkeeper.v1.devices_pb2_grpc import DevicesAsyncStub
 
@@ -203,50 +220,200 @@ async def test_a_batch_has_1_to_64_different_devices(
     assert (await refused(stub.Attach(attaching(*batch)))).reason == "BAD_FIELD"
 
 
-_UNBUILT_KINDS = {
-    "vfio": pb.VfioDevice(),
-    "nic": pb.NicDevice(),
-    "gpu": pb.GpuDevice(),
-    "fpga": pb.FpgaDevice(),
-    "rng": pb.RngDevice(),
-    "pmem": pb.PmemDevice(),
-    "common": pb.CommonDevice(),
+AFU = "0123456789abcdef0123456789abcdef"
+KINDS = {
+    "block": pb.BlockDevice(expect_serial="s1", expect_size=1 << 30),
+    "vfio": pb.VfioDevice(
+        mode=pb.VFIO_MODE_GUEST_KERNEL, same_group_as=["d2", "d3"], take_group=True
+    ),
+    "nic": pb.NicDevice(expect_mac="52:54:00:12:34:56"),
+    "gpu": pb.GpuDevice(expect_pci_id="10de:2330", expect_driver="nvidia", expect_render_node=True),
+    "fpga": pb.FpgaDevice(expect_pci_id="8086:bcc0", expect_afu_ids=[AFU]),
+    "rng": pb.RngDevice(make_current=True),
+    "pmem": pb.PmemDevice(expect_size=2 << 20),
+    "common": pb.CommonDevice(expect_pci_id="8086:37c8", expect_driver="4xxx", expect_nodes=2),
 }
-_UNBUILT_ADDRESSES = {
-    "scsi": pb.DeviceAddress(scsi=pb.ScsiAddress(lun=1)),
-    "ccw": pb.DeviceAddress(ccw="0.0.0001"),
-    "mmio": pb.DeviceAddress(mmio="0xd0000000"),
-    "path": pb.DeviceAddress(path="/dev/vdb"),
-    "mac": pb.DeviceAddress(mac="52:54:00:12:34:56"),
+ADDRESSES = {
+    "pci_path": (pb.DeviceAddress(pci_path="0000:20/00/02.1"), "0000:20/00/02.1"),
+    "pci_bdf": (pb.DeviceAddress(pci_bdf="10000:01:00.0"), "10000:01:00.0"),
+    "scsi": (
+        pb.DeviceAddress(
+            scsi=pb.ScsiAddress(adapter_pci_path="02/00", host=0, channel=0, target=3, lun=10)
+        ),
+        "[02/00]0:0:3:10",
+    ),
+    "ccw": (pb.DeviceAddress(ccw="0.0.0001"), "0.0.0001"),
+    "mmio": (pb.DeviceAddress(mmio="0xd0000000"), "0xd0000000"),
+    "path": (pb.DeviceAddress(path="/dev/dri/card0"), "/dev/dri/card0"),
+    "mac": (pb.DeviceAddress(mac="52:54:00:12:34:56"), "52:54:00:12:34:56"),
+}
+INFOS: dict[str, tuple[Info, Message]] = {
+    "block": (
+        BlockInfo(size=4096, logical_block_size=512, read_only=True, model="m", serial="s"),
+        pb.BlockInfo(size=4096, logical_block_size=512, read_only=True, model="m", serial="s"),
+    ),
+    "vfio": (
+        VfioInfo(mode=VfioMode.VFIO, group=7, former_driver="nvme", group_members=("a", "b")),
+        pb.VfioInfo(
+            mode=pb.VFIO_MODE_VFIO, group=7, former_driver="nvme", group_members=["a", "b"]
+        ),
+    ),
+    "nic": (
+        NicInfo(name="eth0", mac="52:54:00:12:34:56", mtu=1500, ifindex=2),
+        pb.NicInfo(name="eth0", mac="52:54:00:12:34:56", mtu=1500, ifindex=2),
+    ),
+    "gpu": (
+        GpuInfo(vendor="nvidia", minor=0, uuid="GPU-1", shared_nodes=("/dev/nvidiactl",)),
+        pb.GpuInfo(vendor="nvidia", minor=0, uuid="GPU-1", shared_nodes=["/dev/nvidiactl"]),
+    ),
+    "fpga": (
+        FpgaInfo(fme="/dev/dfl-fme.0", ports=("/dev/dfl-port.0",), afu_ids=(AFU,)),
+        pb.FpgaInfo(fme="/dev/dfl-fme.0", ports=["/dev/dfl-port.0"], afu_ids=[AFU]),
+    ),
+    "rng": (
+        RngInfo(name="virtio_rng.1", current=True, former="virtio_rng.0"),
+        pb.RngInfo(name="virtio_rng.1", current=True, former="virtio_rng.0"),
+    ),
+    "pmem": (
+        PmemInfo(size=2 << 20, dax=True, removable=False),
+        pb.PmemInfo(size=2 << 20, dax=True, removable=False),
+    ),
 }
 
 
-def test_every_kind_and_address_is_either_built_or_tried_here() -> None:
-    kinds = {field.name for field in pb.Device.DESCRIPTOR.oneofs_by_name["kind"].fields}
-    assert kinds == {"block"} | set(_UNBUILT_KINDS)
-    addresses = pb.DeviceAddress.DESCRIPTOR.oneofs_by_name["address"].fields
-    assert {one.name for one in addresses} == {"pci_path", "pci_bdf"} | set(_UNBUILT_ADDRESSES)
+def members(oneof: str, message: type[Message]) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.oneofs_by_name[oneof].fields}
 
 
-@pytest.mark.parametrize("kind", _UNBUILT_KINDS)
-async def test_a_kind_that_is_not_built_is_unimplemented_by_name(
-    stub: DevicesAsyncStub, kind: str
+def test_every_kind_address_and_result_is_tried_here() -> None:
+    assert members("kind", pb.Device) == set(KINDS)
+    assert members("address", pb.DeviceAddress) == set(ADDRESSES)
+    assert members("info", pb.AttachedDevice) == set(INFOS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_kind_comes_back_as_it_was_asked_for(
+    agent: RunningAgent, stub: DevicesAsyncStub, kind: str
+) -> None:
+    agent.devices.plug("02/00")
+    device = pb.Device(id="d1", address=pb.DeviceAddress(pci_path="02/00"))
+    device.load_modules[:] = ["nvidia", "nvidia-uvm"]
+    getattr(device, kind).CopyFrom(KINDS[kind])
+    (answer,) = (await stub.Attach(attaching(device))).attached
+    assert answer.device == device
+
+
+@pytest.mark.parametrize("form", ADDRESSES)
+async def test_an_address_comes_back_as_it_was_asked_for(
+    agent: RunningAgent, stub: DevicesAsyncStub, form: str
+) -> None:
+    address, text = ADDRESSES[form]
+    agent.devices.plug(text)
+    device = pb.Device(id="d1", address=address, block=pb.BlockDevice())
+    (answer,) = (await stub.Attach(attaching(device))).attached
+    assert answer.device == device
+
+
+@pytest.mark.parametrize("kind", INFOS)
+async def test_what_a_device_became_is_told(
+    agent: RunningAgent, stub: DevicesAsyncStub, kind: str
+) -> None:
+    agent.devices.plug("02/00")
+    await stub.Attach(attaching(disk()))
+    info, wanted = INFOS[kind]
+    agent.devices.table["d1"] = replace(agent.devices.table["d1"], info=info)
+    answer = await stub.Get(pb.GetDeviceRequest(id="d1"))
+    assert answer.WhichOneof("info") == kind
+    assert getattr(answer, kind) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("vfio", pb.VfioDevice(mode=9)),  # type: ignore[arg-type]
+        ("vfio", pb.VfioDevice(same_group_as=["d"] * 65)),
+        ("gpu", pb.GpuDevice(expect_pci_id="10de")),
+        ("gpu", pb.GpuDevice(expect_driver="../nvidia")),
+        ("fpga", pb.FpgaDevice(expect_afu_ids=["12"])),
+        ("common", pb.CommonDevice(expect_driver="-f")),
+        ("block", pb.BlockDevice(expect_serial="a\0b")),
+    ],
+)
+async def test_a_malformed_expectation_is_refused_before_any_wait(
+    agent: RunningAgent, stub: DevicesAsyncStub, kind: str, message: Message
 ) -> None:
     device = pb.Device(id="d1", address=pb.DeviceAddress(pci_path="02/00"))
-    getattr(device, kind).CopyFrom(_UNBUILT_KINDS[kind])
+    getattr(device, kind).CopyFrom(message)
     answer = await refused(stub.Attach(attaching(device)))
-    assert (answer.code, answer.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
-    assert kind in answer.message
+    assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD")
+    assert agent.devices.timeouts == []
 
 
-@pytest.mark.parametrize("form", _UNBUILT_ADDRESSES)
-async def test_an_address_that_is_not_built_is_unimplemented_by_name(
-    stub: DevicesAsyncStub, form: str
+@pytest.mark.parametrize("modules", [["a b"], ["../x"], [""], ["-r"], ["m"] * 17])
+async def test_module_names_are_checked(stub: DevicesAsyncStub, modules: list[str]) -> None:
+    """modprobe takes options, too."""
+    device = disk()
+    device.load_modules.extend(modules)
+    answer = await refused(stub.Attach(attaching(device)))
+    assert answer.reason == "BAD_FIELD"
+    assert answer.fields["field"].startswith("devices[0].load_modules")
+
+
+async def test_who_uses_a_device_is_told_in_full(
+    agent: RunningAgent, stub: DevicesAsyncStub
 ) -> None:
-    device = pb.Device(id="d1", address=_UNBUILT_ADDRESSES[form], block=pb.BlockDevice())
-    answer = await refused(stub.Attach(attaching(device)))
-    assert (answer.code, answer.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
-    assert form in answer.message
+    agent.devices.plug("02/00")
+    await stub.Attach(attaching(disk()))
+    agent.devices.users = (
+        Holder(kind=HolderKind.MOUNT, name="/dev/vda", path="/data"),
+        Holder(kind=HolderKind.DESCRIPTOR, path="/dev/vda", pid=42, command="dd"),
+    )
+    answer = await stub.Holders(pb.DeviceHoldersRequest(id="d1"))
+    assert list(answer.holders) == [
+        pb.DeviceHolder(kind=pb.HOLDER_KIND_MOUNT, name="/dev/vda", path="/data"),
+        pb.DeviceHolder(kind=pb.HOLDER_KIND_DESCRIPTOR, path="/dev/vda", pid=42, command="dd"),
+    ]
+    assert (
+        await refused(stub.Holders(pb.DeviceHoldersRequest(id="d2")))
+    ).reason == "UNKNOWN_DEVICE"
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode"),
+    [
+        ({"vfio": pb.VFIO_MODE_VFIO}, VfioMode.VFIO),
+        ({"vfio": pb.VFIO_MODE_GUEST_KERNEL}, VfioMode.GUEST_KERNEL),
+        ({"driver": "uio_pci_generic"}, DriverName("uio_pci_generic")),
+        ({"mig_profile": "1g.10gb,1g.10gb"}, MigProfile("1g.10gb,1g.10gb")),
+    ],
+)
+async def test_a_mode_is_switched(
+    agent: RunningAgent, stub: DevicesAsyncStub, asked: dict[str, Any], mode: object
+) -> None:
+    agent.devices.plug("02/00")
+    attached = (await stub.Attach(attaching(disk()))).attached[0]
+    assert await stub.Reconfigure(pb.ReconfigureDeviceRequest(id="d1", **asked)) == attached
+    assert agent.devices.modes == [mode]
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"vfio": 9}, {"driver": ""}, {"driver": "a/b"}, {"mig_profile": "-x"}]
+)
+async def test_a_mode_that_cannot_be_is_refused(
+    agent: RunningAgent, stub: DevicesAsyncStub, asked: dict[str, Any]
+) -> None:
+    agent.devices.plug("02/00")
+    await stub.Attach(attaching(disk()))
+    answer = await refused(stub.Reconfigure(pb.ReconfigureDeviceRequest(id="d1", **asked)))
+    assert answer.reason == "BAD_FIELD"
+    assert agent.devices.modes == []
+
+
+async def test_a_device_that_stays_is_released(agent: RunningAgent, stub: DevicesAsyncStub) -> None:
+    agent.devices.plug("02/00")
+    await stub.Attach(attaching(disk()))
+    await _detach(stub, pb.DETACH_PHASE_RELEASE)
+    assert (await refused(stub.Get(pb.GetDeviceRequest(id="d1")))).reason == "UNKNOWN_DEVICE"
 
 
 async def test_detach_goes_in_two_phases(agent: RunningAgent, stub: DevicesAsyncStub) -> None:

@@ -33,6 +33,7 @@ from innkeeper.shim.machine import PROGRAM
 from innkeeper.shim.statedir import is_locked
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 from tests.conftest import ROOT
+from tests.fakes.plugs import disk_plug
 
 pytestmark = [pytest.mark.contract, pytest.mark.operations]
 
@@ -371,17 +372,19 @@ async def test_qemu_is_asked_questions_and_nothing_else(host: Host) -> None:
 
 async def test_a_disk_is_plugged_listed_and_unplugged(host: Host, tmp_path: Path) -> None:
     (tmp_path / "disk.img").write_bytes(bytes(4096))
-    request = host_pb2.PlugDiskRequest(id="data", file=str(tmp_path / "disk.img"))
+    request = disk_plug("data", tmp_path / "disk.img")
     async with running(host) as vm:
-        answer = await vm.plug_disk(request)
-        assert answer.attached.pci_path == "10/00"
+        answer = await vm.plug(request)
+        assert answer.attached[0].pci_path == "10/00"
         assert answer.usable_micros > 0
-        assert answer.attached.device.block.expect_serial == "data"
+        assert answer.attached[0].device.block.expect_serial == "data"
         (plugged,) = await vm.plugged()
         assert (plugged.id, plugged.pci_path, plugged.state) == ("data", "10/00", "plugged")
+        assert (plugged.model, plugged.port) == ("virtio-blk", "port0")
+        assert [list(port.devices) for port in (await vm.ports())[:2]] == [["data"], []]
         assert (await vm.describe()).free_ports == 15
         with raises(Reason.ID_IN_USE):
-            await vm.plug_disk(request)
+            await vm.plug(request)
         await vm.unplug("data")
         assert await vm.plugged() == ()
         with raises(Reason.UNKNOWN_DEVICE):
@@ -391,11 +394,11 @@ async def test_a_disk_is_plugged_listed_and_unplugged(host: Host, tmp_path: Path
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"id": ""},
-        {"id": "../x"},
-        {"id": "a..b"},
-        {"id": "-rf"},
-        {"id": "x" * 65},
+        {"device_id": ""},
+        {"device_id": "../x"},
+        {"device_id": "a..b"},
+        {"device_id": "-rf"},
+        {"device_id": "x" * 65},
         {"file": "disk.img"},
         {"file": ""},
         {"format": "vmdk"},
@@ -407,17 +410,17 @@ async def test_bad_input_is_refused_with_nothing_changed(
     host: Host, tmp_path: Path, wrong: dict[str, object]
 ) -> None:
     (tmp_path / "disk.img").touch()
-    good = {"id": "data", "file": str(tmp_path / "disk.img")}
+    good = {"device_id": "data", "file": str(tmp_path / "disk.img")}
     async with running(host) as vm:
         with raises(Reason.BAD_FIELD):
-            await vm.plug_disk(host_pb2.PlugDiskRequest(**good | wrong))  # type: ignore[arg-type]
+            await vm.plug(disk_plug(**good | wrong))  # type: ignore[arg-type]
         assert (await vm.describe()).free_ports == 16
 
 
 async def test_what_is_no_message_is_a_bad_field(host: Host) -> None:
     """gRPC itself would say UNKNOWN, without a reason, and leave the host to guess."""
     async with running(host) as vm, vm.channel() as channel:
-        for name in ("Describe", "PlugDisk", "Stop"):
+        for name in ("Describe", "Plug", "Stop"):
             with pytest.raises(aio.AioRpcError) as caught:
                 await method(channel, f"/innkeeper.v1.Host/{name}")(b"\xff\xff")
             told = ShimError.from_call(caught.value)

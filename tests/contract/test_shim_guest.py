@@ -15,12 +15,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from innkeeper.shim.errors import STATUS_TRAILER, Reason, ShimError
 from innkeeper.shim.guest import Guest
-from innkeeper.shim.plugged import GuestDisk
 from innkeeper.v1 import devices_pb2, devices_pb2_grpc
 
 pytestmark = [pytest.mark.contract, pytest.mark.devices]
 
-DISK = GuestDisk(id="data", pci_path="10.1/00", serial="data", host_file="/disks/data.img")
+DISK = devices_pb2.Device(
+    id="data",
+    address=devices_pb2.DeviceAddress(pci_path="10.1/00"),
+    host=[devices_pb2.HostTuple(type="path", id="/disks/data.img")],
+    block=devices_pb2.BlockDevice(expect_serial="data"),
+)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -33,7 +37,7 @@ class FakeAgent:
 
     requests: list[Any] = field(default_factory=list)
     refusal: tuple[grpc.StatusCode, str] | None = None
-    found_at: str = DISK.pci_path
+    found_at: str = DISK.address.pci_path
     statuses: list[Any] = field(default_factory=list)
     time_left: float | None = None
 
@@ -105,8 +109,8 @@ async def guest(agent: FakeAgent) -> AsyncIterator[Guest]:
 
 
 async def test_a_disk_is_asked_for_by_path_and_serial(guest: Guest, agent: FakeAgent) -> None:
-    attached = await guest.attach_disk(DISK, 30)
-    assert attached.pci_path == DISK.pci_path
+    (attached,) = await guest.attach([DISK], 30)
+    assert attached.pci_path == DISK.address.pci_path
     (device,) = agent.requests[0].devices
     assert (device.id, device.address.pci_path) == ("data", "10.1/00")
     assert device.block.expect_serial == "data"
@@ -118,7 +122,7 @@ async def test_the_agent_gives_up_before_the_call_ends(
     guest: Guest, agent: FakeAgent, whole: float, agents: float
 ) -> None:
     """Its own error says how far the device came; the deadline of a call says nothing."""
-    await guest.attach_disk(DISK, whole)
+    await guest.attach([DISK], whole)
     assert agent.requests[0].devices[0].timeout_seconds == agents
     assert agent.time_left is not None
     assert agent.time_left > agents

@@ -37,10 +37,19 @@ pytestmark = [pytest.mark.contract, pytest.mark.operations]
 EDGE = 16 << 20
 
 BUILT = {
-    "Sandbox": {"Create", "Destroy", "Describe", "SetTime", "SeedEntropy", "Watch", "Shutdown"},
-    "Devices": {"Attach", "Detach", "Get", "List"},
+    "Sandbox": {
+        "Create",
+        "Destroy",
+        "Describe",
+        "SetTime",
+        "SeedEntropy",
+        "Watch",
+        "Shutdown",
+        "OnlineResources",
+    },
+    "Devices": {"Attach", "Detach", "Get", "List", "Holders", "Reconfigure"},
     "Storages": {"Attach", "Detach", "Get", "List"},
-    "Containers": {"Create", "Start", "Remove", "List"},
+    "Containers": {"Create", "Start", "Update", "Remove", "List"},
     "Processes": {"Exec", "Signal", "Wait", "Resize", "Attach"},
 }
 

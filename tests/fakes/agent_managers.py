@@ -20,12 +20,14 @@ from agent.core.errors import (
     timed_out,
     wrong_state,
 )
+from agent.core.holding import Holder
+from agent.core.kinds import BlockInfo, Mode
 from agent.core.model import (
     AttachedDevice,
-    BlockInfo,
     ContainerRequest,
     ContainerState,
     ContainerStatus,
+    ContainerUpdate,
     DeviceNode,
     DeviceRequest,
     DeviceState,
@@ -52,6 +54,8 @@ class FakeDevices:
         self.present: set[str] = set()
         self.table: dict[str, AttachedDevice] = {}
         self.forgotten: list[str] = []
+        self.users: tuple[Holder, ...] = ()
+        self.modes: list[Mode] = []
         self.waiting = 0
         self.moved = asyncio.Condition()
         self.timeouts: list[float | None] = []
@@ -118,6 +122,20 @@ class FakeDevices:
         if str(self.get(device_id).request.address) in self.present:
             raise timed_out(f"{device_id} is still there", reason=Reason.DEVICE_STILL_PRESENT)
         del self.table[device_id]
+
+    async def release_device(self, device_id: str) -> None:
+        del self.table[self.get(device_id).request.id]
+
+    async def holders(self, device_id: str) -> tuple[Holder, ...]:
+        self.get(device_id)
+        return self.users
+
+    async def reconfigure(
+        self, device_id: str, mode: Mode, timeout: float | None
+    ) -> AttachedDevice:
+        self.timeouts.append(timeout)
+        self.modes.append(mode)
+        return self.get(device_id)
 
     async def forget(self, device_id: str) -> None:
         self.table.pop(device_id, None)
@@ -190,6 +208,7 @@ class FakeContainers:
         self.table: dict[str, tuple[ContainerRequest, ContainerStatus]] = {}
         self.stubborn: dict[str, BaseException] = {}
         self.removals: list[tuple[str, float, float | None]] = []
+        self.updates: list[ContainerUpdate] = []
 
     async def create(self, request: ContainerRequest) -> ContainerStatus:
         known = self.table.get(request.id)
@@ -207,6 +226,17 @@ class FakeContainers:
         started = replace(status, state=ContainerState.RUNNING)
         self.table[container_id] = (request, started)
         return started
+
+    async def update(self, change: ContainerUpdate) -> ContainerStatus:
+        request, status = _known(self.table, change.id, "container", Reason.UNKNOWN_CONTAINER)
+        if status.state is ContainerState.STOPPED:
+            raise wrong_state(f"container {change.id} is stopped", state="stopped")
+        self.updates.append(change)
+        devices = status.devices if change.devices is None else change.devices
+        cpus = range(1, (change.exclusive_cpus or 0) + 1)
+        updated = replace(status, devices=devices, exclusive_cpus=tuple(cpus))
+        self.table[change.id] = (request, updated)
+        return updated
 
     def stop(self, container_id: str, end: ProcessExit) -> None:
         request, status = self.table[container_id]

@@ -26,6 +26,7 @@ from agent.server import app
 from agent.server.health import Health, Probe
 from agent.server.sandbox import Guest
 from tests.fakes.agent_managers import FakeContainers, FakeDevices, FakeProcesses, FakeStorages
+from tests.fakes.machine import PluggedGuest
 from tests.fakes.pid1 import FakePid1
 
 LIMITS = Limits(
@@ -89,6 +90,7 @@ class RunningAgent:
     clock: FakeClock = field(default_factory=FakeClock)
     seeds: list[bytes] = field(default_factory=list)
     hostnames: list[str] = field(default_factory=list)
+    plugs: PluggedGuest
 
     async def calls_over(self) -> None:
         """Until no method of the server runs any more; gRPC names their tasks so."""
@@ -127,6 +129,7 @@ async def serving_agent(
         finally:
             await agent.channel.close()
             await agent.server.stop(0)
+            agent.plugs.close()
             health.stop()
             client.close()
 
@@ -140,6 +143,7 @@ def _assemble(
     hostnames: list[str] = []
     devices, storages, containers = FakeDevices(), FakeStorages(), FakeContainers()
     processes, clock, seeds = FakeProcesses(), FakeClock(), list[bytes]()
+    plugs = PluggedGuest(roots.run / "guest", events)
     sandbox = Sandbox(state, set_hostname=hostnames.append)
     guest = Guest(
         sandbox=sandbox,
@@ -148,6 +152,7 @@ def _assemble(
         seed=seeds.append,
         shutdown=Shutdown(client),
         teardown=Teardown(containers=containers, storages=storages, devices=devices),
+        resources=plugs.resources,
         events=events,
     )
     managers = app.Managers(
@@ -167,6 +172,7 @@ def _assemble(
         storages=storages,
         containers=containers,
         processes=processes,
+        plugs=plugs,
         clock=clock,
         seeds=seeds,
         hostnames=hostnames,

@@ -26,13 +26,21 @@ from agent.core.roots import Roots
 from agent.core.state import StateStore
 from agent.handlers.runtime.bundle import Files
 from agent.handlers.runtime.containers import Containers
-from agent.handlers.runtime.context import Group, RuntimeContext
+from agent.handlers.runtime.context import Group, Nodes, RuntimeContext
 from agent.handlers.runtime.crun import Crun
+from agent.handlers.runtime.nodes import ContainerNodes
 from agent.handlers.runtime.processes import Processes
 from agent.handlers.runtime.streams import StreamHome
 from agent.linux.mounting import parse_mountinfo
 from tests.fakes.crun import FakeCrun, FakeGroup
-from tests.fakes.managers import FakeDevices, FakeEvents, FakeFiles, FakeStorages
+from tests.fakes.managers import (
+    FakeDevices,
+    FakeEvents,
+    FakeExclusiveCpus,
+    FakeFiles,
+    FakeNodes,
+    FakeStorages,
+)
 from tests.fakes.pid1 import FakePid1
 
 
@@ -52,6 +60,8 @@ class Life:
             files=bed.files,
             devices=bed.devices,
             storages=bed.storages,
+            exclusive=bed.exclusive,
+            nodes=bed.nodes,
             streams=StreamHome(keeper=self._client, spools=bed.roots.spools),
             parent=lambda: "/pods/s",
             cgroup=bed.cgroup,
@@ -97,6 +107,8 @@ class Bed:
         self.files = files
         self.cgroup = cgroup
         self.devices = FakeDevices()
+        self.nodes: Nodes = ContainerNodes(roots)
+        self.exclusive = FakeExclusiveCpus()
         self.root = root
         self.storages = FakeStorages({"data": self.root})
         self.lives: list[Life] = []
@@ -155,19 +167,22 @@ class Bed:
             "mounts": self.mounts(),
             "devices": self.devices.users,
             "storages": self.storages.users,
+            "exclusive CPUs": self.exclusive.counts,
         }
         return found | {name: value for name, value in kept.items() if value}
 
 
 class FakeBed(Bed):
-    """With the fake crun, in a fake /proc and a fake tree of cgroups."""
+    """With the fake crun, in a fake /proc, an empty /sys and a fake tree of cgroups."""
 
     def __init__(self, top: Path, pid1: FakePid1) -> None:
         root = top / "root"
         root.mkdir()
         self.noted = FakeFiles()
-        roots = Roots(run=top, proc=top / "proc", cgroup=top / "cgroup")
+        parts = {name: top / name for name in ("sys", "proc", "cgroup")}
+        roots = Roots(run=top, **parts)
         super().__init__(roots, root, pid1, files=self.noted, cgroup=FakeGroup)
+        self.nodes = self.made = FakeNodes()
         self.crun = FakeCrun(top / "bin", self.roots, pid1)
 
     def mounts(self) -> list[str]:

@@ -14,9 +14,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import timed_out
@@ -57,8 +57,13 @@ class FakeCrun:
 
     def operations(self) -> list[str]:
         """The names of the operations called, in order."""
-        known = {"create", "start", "exec", "state", "delete"}
+        known = {"create", "start", "exec", "update", "state", "delete"}
         return [next(word for word in call if word in known) for call in self.calls]
+
+    def updates(self) -> list[dict[str, Any]]:
+        """The resources that containers were updated with, in order."""
+        path = self.directory / "updates.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def plan(self, **changes: Any) -> None:
         """`fail={"create": "message"}`, `hang=["exec"]` (after its work), `skip=["pid-file"]`."""
@@ -83,10 +88,18 @@ class FakeGroup:
     """A cgroup whose members are those that the fake crun wrote into the fake /proc."""
 
     stuck = False
+    files: ClassVar[dict[str, str]] = {}
+    """What the files of limits say, of all groups."""
 
     def __init__(self, roots: Roots, path: str) -> None:
         self._roots = roots
         self._line = f"0::{path}"
+
+    def limits(self) -> dict[str, str]:
+        return dict(self.files)
+
+    def set_limits(self, wanted: Mapping[str, str]) -> None:
+        self.files.update(wanted)
 
     def members(self) -> tuple[int, ...]:
         entries = self._roots.proc.glob("[0-9]*/cgroup")

@@ -62,6 +62,8 @@ def parse() -> argparse.Namespace:
         if name == "exec":
             one.add_argument("--detach", action="store_true", required=True)
             one.add_argument("--process", type=Path, required=True)
+        if name == "update":
+            one.add_argument("--resources", type=Path, required=True)
         if name == "delete":
             one.add_argument("--force", action="store_true", required=True)
     return parser.parse_args()
@@ -101,6 +103,17 @@ def execute(arguments: argparse.Namespace, plan: dict[str, Any]) -> None:
         arguments.pid_file.write_text(str(pid))
 
 
+def update(arguments: argparse.Namespace, plan: dict[str, Any]) -> None:
+    read_status(arguments)
+    resources = json.loads(arguments.resources.read_text())
+    with (HERE / "updates.jsonl").open("a") as updates:
+        updates.write(json.dumps(resources) + "\n")
+    # As crun: what comes before the one that is refused has taken effect.
+    for name in resources:
+        if message := plan["fail"].get(f"update {name}"):
+            raise RefusalError(message)
+
+
 def state(arguments: argparse.Namespace, _plan: dict[str, Any]) -> None:
     waits = (arguments.root / arguments.id / "exec.fifo").exists()
     pid = read_status(arguments)["pid"]
@@ -122,6 +135,7 @@ OPERATIONS = {
     "create": create,
     "start": start,
     "exec": execute,
+    "update": update,
     "state": state,
     "delete": delete,
 }

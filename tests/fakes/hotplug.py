@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ class FakeSlowFiles:
         self.writes: list[tuple[Path, str]] = []
         self.refusal: OSError | None = None
         self.hang: set[Path] = set()
+        self.effect: Callable[[Path, str], None] = lambda _path, _text: None
 
     async def read_text(self, path: Path, deadline: Deadline) -> str:
         self.reads.append(path)
@@ -29,9 +30,12 @@ class FakeSlowFiles:
         return path.read_text()  # noqa: ASYNC240 - a plain file of the test
 
     async def write_text(self, path: Path, text: str, deadline: Deadline) -> None:
+        if path.name == "control":
+            return  # waits for a driver's probe, and changes nothing
         self.writes.append((path, text))
         if self.refusal is not None:
             raise self.refusal
+        self.effect(path, text)
 
 
 class Bench:

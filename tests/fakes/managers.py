@@ -8,50 +8,130 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from agent.core.deadlines import Deadline
-from agent.core.errors import Reason, not_found
+from agent.core.errors import AgentError, Reason, exhausted, not_found, wrong_state
 from agent.core.fileops import MountCall
+from agent.core.kinds import BlockExpectation, BlockInfo
 from agent.core.model import (
     AttachedDevice,
-    BlockExpectation,
-    BlockInfo,
     BlockSource,
     DeviceNode,
     DeviceRequest,
+    HostTuple,
     MountedStorage,
     NodeType,
     StorageRequest,
 )
 from agent.core.pci import PciPath
+from agent.handlers.runtime.grants import PlacedNode
+from agent.handlers.runtime.nodes import Place
 from agent.linux.mounting import UnmountFlag
 
 
+def node(path: str, major: int, minor: int, kind: NodeType = NodeType.BLOCK) -> DeviceNode:
+    return DeviceNode(path=path, type=kind, major=major, minor=minor)
+
+
+def attached(
+    device_id: str, *nodes: DeviceNode, host: tuple[HostTuple, ...] = ()
+) -> AttachedDevice:
+    """An attached device with these nodes."""
+    path = PciPath.parse("02/00")
+    return AttachedDevice(
+        request=DeviceRequest(id=device_id, address=path, kind=BlockExpectation(), host=host),
+        pci_path=path,
+        bdf="0000:01:00.0",
+        sysfs_path="/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0",
+        driver="virtio-pci",
+        numa_node=None,
+        iommu_group=None,
+        nodes=nodes,
+        info=BlockInfo(size=1 << 20, logical_block_size=512, read_only=False),
+    )
+
+
 class FakeDevices:
-    """One disk, `disk`; `users` are those who hold it."""
+    """Attached devices, at first one disk, `disk`; who holds which."""
 
     def __init__(self) -> None:
-        path = PciPath.parse("02/00")
-        node = DeviceNode(path="/dev/vdb", type=NodeType.BLOCK, major=254, minor=16)
-        self.users: set[str] = set()
-        self._disk = AttachedDevice(
-            request=DeviceRequest(id="disk", address=path, kind=BlockExpectation()),
-            pci_path=path,
-            bdf="0000:01:00.0",
-            sysfs_path="/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0",
-            driver="virtio-pci",
-            numa_node=None,
-            iommu_group=None,
-            nodes=(node,),
-            info=BlockInfo(size=1 << 20, logical_block_size=512, read_only=False),
-        )
+        self.table = {"disk": attached("disk", node("/dev/vdb", 254, 16))}
+        self.held: set[tuple[str, str]] = set()
+
+    @property
+    def users(self) -> set[str]:
+        """Those who hold a device."""
+        return {user for _, user in self.held}
+
+    def add(self, device: AttachedDevice) -> None:
+        self.table[device.request.id] = device
 
     def hold(self, device_id: str, user: str) -> AttachedDevice:
-        if device_id != "disk":
+        if device_id not in self.table:
             raise not_found(f"no device {device_id}", reason=Reason.UNKNOWN_DEVICE)
-        self.users.add(user)
-        return self._disk
+        self.held.add((device_id, user))
+        return self.table[device_id]
 
     def release(self, device_id: str, user: str) -> None:
-        self.users.discard(user)
+        self.held.discard((device_id, user))
+
+
+class FakeNodes:
+    """Nodes in containers, by their container; `problem` is what one change
+    ends with, or all of them while it is `broken`."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, set[str]] = {}
+        self.problem: AgentError | None = None
+        self.broken = False
+        self.stranger = False
+
+    def check(self, place: Place) -> None:
+        if self.stranger:
+            raise wrong_state("the process is in another cgroup")
+
+    async def change(
+        self,
+        place: Place,
+        *,
+        remove: Sequence[PlacedNode],
+        make: Sequence[PlacedNode],
+        deadline: Deadline,
+    ) -> None:
+        if self.problem is not None:
+            problem, self.problem = self.problem, self.problem if self.broken else None
+            raise problem
+        there = self.there.setdefault(place.container_id, set())
+        there -= {_shown(each) for each in remove}
+        there |= {_shown(each) for each in make}
+
+
+def _shown(placed: PlacedNode) -> str:
+    return f"{placed.path} {placed.node.type.value} {placed.node.major}:{placed.node.minor}"
+
+
+class FakeExclusiveCpus:
+    """Counts; the numbers go up from 1. There are `room` of them."""
+
+    def __init__(self) -> None:
+        self.room = 3
+        self.counts: dict[str, int] = {}
+        self.asserted: list[tuple[str, int]] = []
+
+    async def grant(self, container_id: str, cgroup: str, count: int) -> tuple[int, ...]:
+        others = sum(n for name, n in self.counts.items() if name != container_id)
+        if count > self.room - others:
+            raise exhausted("no CPUs left", reason=Reason.CPUS_EXHAUSTED)
+        self.counts[container_id] = count
+        self.asserted.append((container_id, count))
+        return self.of(container_id)
+
+    async def release(self, container_id: str) -> None:
+        self.counts.pop(container_id, None)
+
+    def of(self, container_id: str) -> tuple[int, ...]:
+        return tuple(range(1, self.counts.get(container_id, 0) + 1))
+
+    async def restore(self, granted: Mapping[str, tuple[str, int]]) -> None:
+        self.counts = {name: count for name, (_, count) in granted.items()}
 
 
 class FakeStorages:

@@ -32,11 +32,21 @@ class FakeQmp:
     """The tables of a QEMU, and how it is to misbehave."""
 
     nodes: set[str] = field(default_factory=set)
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    netdevs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    types: set[str] = field(default_factory=set)
+    """Device types that a question for types finds."""
+    cpus: list[dict[str, Any]] = field(default_factory=list)
+    """Places for CPUs, as `query-hotpluggable-cpus` tells them."""
     devices: dict[str, dict[str, Any]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     """Names in the order in which they came, without what is only asked."""
     refuse: dict[str, str] = field(default_factory=dict)
-    """Command to error text."""
+    """Command, or command and id with a blank between, to error text."""
+    slots: bool = True
+    """Removing one function of a slot removes them all, as guests do it."""
+    silent: set[str] = field(default_factory=set)
+    """Drivers of devices that go without an event."""
     lets_go: bool = True
     """The guest's kernel releases a device when it is asked to."""
     drops: int = 0
@@ -58,7 +68,12 @@ class FakeQmp:
 
     def release(self, device_id: str) -> None:
         """The guest lets go, at last: QEMU's two events, the inner one without an id."""
-        del self.devices[device_id]
+        driver = self.devices.pop(device_id)["driver"]
+        if driver in self.silent:
+            return
+        self._deleted(device_id)
+
+    def _deleted(self, device_id: str) -> None:
         path = f"/machine/peripheral/{device_id}"
         self.event("DEVICE_DELETED", {"path": f"{path}/virtio-backend"})
         self.event("DEVICE_DELETED", {"device": device_id, "path": path})
@@ -77,13 +92,14 @@ class FakeQmp:
 
     async def _answer(self, message: dict[str, Any]) -> None:
         command, arguments = message["execute"], message.get("arguments") or {}
-        if not command.startswith(("query-", "qmp_")):
+        if not command.startswith(("query-", "qmp_", "qom-")):
             async with self.changed:
                 self.commands.append(command)
                 self.changed.notify_all()
         try:
-            if command in self.refuse:
-                raise RefusedError(self.refuse[command])
+            for key in (command, f"{command} {_subject(arguments)}"):
+                if key in self.refuse:
+                    raise RefusedError(self.refuse[key])
             result = self._do(command, arguments)
         except RefusedError as error:
             told = {"class": error.error_class, "desc": str(error)}
@@ -93,43 +109,91 @@ class FakeQmp:
             self._follow_up(command, arguments)
 
     def _do(self, command: str, arguments: dict[str, Any]) -> object:
-        match command:
-            case "blockdev-add":
-                self.nodes.add(arguments["node-name"])
-            case "blockdev-del":
-                self._close_node(arguments["node-name"])
-            case "device_add":
-                self._add_device(arguments)
-            case "device_del":
-                self._known(arguments["id"])
-            case "query-status":
-                for device_id in self.drops_at_status & self.devices.keys():
-                    self.release(device_id)
-                return {"running": True, "singlestep": False, "status": "running"}
-            case "qmp_capabilities" | "quit":
-                pass
-            case _:
-                raise RefusedError(f"The command {command} has not been found", "CommandNotFound")
-        return {}
+        make = getattr(self, "_do_" + command.replace("-", "_"), None)
+        if make is None:
+            raise RefusedError(f"The command {command} has not been found", "CommandNotFound")
+        told = make(arguments)
+        return {} if told is None else told
+
+    def _do_blockdev_add(self, arguments: dict[str, Any]) -> None:
+        self.nodes.add(arguments["node-name"])
+
+    def _do_blockdev_del(self, arguments: dict[str, Any]) -> None:
+        self._close_node(arguments["node-name"])
+
+    def _do_object_add(self, arguments: dict[str, Any]) -> None:
+        self.objects[arguments["id"]] = arguments
+
+    def _do_object_del(self, arguments: dict[str, Any]) -> None:
+        self._drop(self.objects, arguments["id"], "object")
+
+    def _do_netdev_add(self, arguments: dict[str, Any]) -> None:
+        self.netdevs[arguments["id"]] = arguments
+
+    def _do_netdev_del(self, arguments: dict[str, Any]) -> None:
+        self._drop(self.netdevs, arguments["id"], "netdev")
+
+    def _do_qom_list_types(self, arguments: dict[str, Any]) -> object:
+        name = arguments["implements"]
+        return [{"name": name, "parent": "pci-device"}] if name in self.types else []
+
+    def _do_query_hotpluggable_cpus(self, _arguments: dict[str, Any]) -> object:
+        return self.cpus
+
+    def _do_device_add(self, arguments: dict[str, Any]) -> None:
+        self._add_device(arguments)
+
+    def _do_device_del(self, arguments: dict[str, Any]) -> None:
+        self._known(arguments["id"])
+
+    def _do_qom_list(self, _arguments: dict[str, Any]) -> object:
+        """Of /machine/peripheral, the one that is asked for."""
+        return [{"name": name, "type": "child<x>"} for name in self.devices]
+
+    def _do_query_status(self, _arguments: dict[str, Any]) -> object:
+        for device_id in self.drops_at_status & self.devices.keys():
+            self.release(device_id)
+        return {"running": True, "singlestep": False, "status": "running"}
+
+    def _do_qmp_capabilities(self, _arguments: dict[str, Any]) -> None:
+        pass
+
+    def _do_quit(self, _arguments: dict[str, Any]) -> None:
+        pass
 
     def _follow_up(self, command: str, arguments: dict[str, Any]) -> None:
         if command == "device_add" and self.drops:
             self.drops -= 1
             self.release(arguments["id"])
         if command == "device_del" and self.lets_go:
-            self.release(arguments["id"])
+            for device_id in self.slot_of(arguments["id"]):
+                self.release(device_id)
+
+    def slot_of(self, device_id: str) -> list[str]:
+        """The device, and those that go with it, function 0 first."""
+        bus = self.devices[device_id].get("bus")
+        if not self.slots or bus is None or "addr" not in self.devices[device_id]:
+            return [device_id]
+        there = [name for name, each in self.devices.items() if each.get("bus") == bus]
+        return sorted(there, key=lambda name: str(self.devices[name]["addr"]))
+
+    @staticmethod
+    def _drop(table: dict[str, dict[str, Any]], name: str, what: str) -> None:
+        if name not in table:
+            raise RefusedError(f"{what} '{name}' not found")
+        del table[name]
 
     def _close_node(self, node: str) -> None:
         if node not in self.nodes:
             raise RefusedError(f"Failed to find node with node-name='{node}'")
-        if any(device["drive"] == node for device in self.devices.values()):
+        if any(device.get("drive") == node for device in self.devices.values()):
             raise RefusedError(f"Node {node} is in use")
         self.nodes.remove(node)
 
     def _add_device(self, arguments: dict[str, Any]) -> None:
         if arguments["id"] in self.devices:
             raise RefusedError(f"Duplicate device ID '{arguments['id']}'")
-        if arguments["drive"] not in self.nodes:
+        if "drive" in arguments and arguments["drive"] not in self.nodes:
             raise RefusedError(
                 f"Property 'virtio-blk-device.drive' can't find value '{arguments['drive']}'"
             )
@@ -142,6 +206,10 @@ class FakeQmp:
     def _send(self, message: Mapping[str, object]) -> None:
         assert self._writer is not None
         self._writer.write(json.dumps(message).encode() + b"\r\n")
+
+
+def _subject(arguments: Mapping[str, Any]) -> str:
+    return str(arguments.get("id") or arguments.get("node-name") or "")
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:

@@ -142,6 +142,26 @@ class FakeSysfs:
                 if not link.exists():
                     link.unlink()
 
+    def take_out(self, path: Path) -> None:
+        """What a write to a function's `remove` does; the hardware stays in its slot."""
+        stash = self.sys.parent / "slots" / path.relative_to(self.sys)
+        shutil.copytree(path, stash, symlinks=True)
+        self.remove(path)
+
+    def rescan(self, bus: Path) -> list[Path]:
+        """What a write to a bus's `rescan` does: functions that were taken out come back."""
+        bridge = bus.parent.parent
+        slots = self.sys.parent / "slots" / bridge.relative_to(self.sys)
+        found = []
+        for stash in slots.iterdir() if slots.exists() else ():
+            path = bridge / stash.name
+            stash.rename(path)
+            self.link(self.sys / "bus/pci/devices" / path.name, str(path))
+            for disk in path.glob("virtio*/block/*"):
+                self.link(self.sys / "class/block" / disk.name, str(disk))
+            found.append(path)
+        return found
+
     def added(self, bus: str, slot: str) -> None:
         """What the kernel does when it is done with a new function."""
         self.write(self.roots.proc / "bus/pci" / bus / slot, "")

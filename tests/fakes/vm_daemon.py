@@ -71,7 +71,7 @@ class FakeGuest:
     containers: tuple[str, ...] = ("main",)
     executed: list[processes_pb2.ExecRequest] = field(default_factory=list)
     signals: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
-    plugged: list[host_pb2.PlugDiskRequest] = field(default_factory=list)
+    plugged: list[host_pb2.PlugRequest] = field(default_factory=list)
     unplugged: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     """Changes of containers, storages and devices, in their order."""
@@ -208,12 +208,12 @@ class _Host:
             cpus=1,
         )
 
-    async def PlugDisk(  # noqa: N802 - gRPC's name
-        self, request: host_pb2.PlugDiskRequest, context: object
-    ) -> host_pb2.PlugDiskResponse:
+    async def Plug(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.PlugRequest, context: object
+    ) -> host_pb2.PlugResponse:
         self._guest.plugged.append(request)
         self._guest.done.append("plug")
-        return host_pb2.PlugDiskResponse(attached=ATTACHED, usable_micros=52_000)
+        return host_pb2.PlugResponse(attached=[ATTACHED], usable_micros=52_000)
 
     async def Unplug(  # noqa: N802 - gRPC's name
         self, request: host_pb2.UnplugRequest, context: object
@@ -232,7 +232,12 @@ class _Host:
         self, request: host_pb2.ListPluggedRequest, context: object
     ) -> host_pb2.ListPluggedResponse:
         device = host_pb2.PluggedDevice(
-            id="data", pci_path="02/00", file="/disks/data.img", state="plugged"
+            id="data",
+            pci_path="02/00",
+            source="/disks/data.img",
+            state="plugged",
+            model="virtio-blk",
+            port="port0",
         )
         return host_pb2.ListPluggedResponse(devices=[device])
 

@@ -12,13 +12,15 @@ from agent.core.errors import AgentError, Reason
 from agent.core.events import EventLog
 from agent.core.fileops import FileWorkers
 from agent.core.hotplug import HotplugBoard
-from agent.core.model import BlockExpectation, DeviceRequest
+from agent.core.kinds import BlockExpectation
+from agent.core.model import DeviceRequest
 from agent.core.pci import Bdf, parse_address
 from agent.core.roots import Roots
 from agent.core.state import StateStore
 from agent.core.tree import SysfsTree
 from agent.handlers.devices.manager import DeviceManager
 from agent.linux.uevents import KernelUevents
+from tests.fakes.devices import disk_of
 
 pytestmark = [
     pytest.mark.privileged,
@@ -72,13 +74,14 @@ async def test_a_disk_of_this_machine_in_both_forms(devices: DeviceManager, disk
     assert node.path == f"/dev/{disk.name}"
     status = os.stat(node.path)
     assert (node.major, node.minor) == (os.major(status.st_rdev), os.minor(status.st_rdev))
-    assert by_bdf.info.size // 1024 == kibibytes(disk)
+    assert disk_of(by_bdf).size // 1024 == kibibytes(disk)
     assert by_bdf.sysfs_path in str(disk)
     await devices.forget("d1")
     by_path = await devices.attach(request(str(by_bdf.pci_path)))
     assert (by_path.bdf, by_path.nodes) == (by_bdf.bdf, by_bdf.nodes)
     await devices.forget("d1")
-    exact = request(by_path.bdf, serial=by_path.info.serial, size=by_path.info.size)
+    told = disk_of(by_path)
+    exact = request(by_path.bdf, serial=told.serial, size=told.size)
     assert (await devices.attach(exact)).info == by_path.info
 
 

@@ -18,10 +18,9 @@ from agent.core.errors import AgentError, Reason
 from agent.core.events import EventLog
 from agent.core.fileops import FileWorkers
 from agent.core.hotplug import HotplugBoard
+from agent.core.kinds import BlockExpectation, BlockInfo
 from agent.core.model import (
     AttachedDevice,
-    BlockExpectation,
-    BlockInfo,
     BlockSource,
     DeviceNode,
     DeviceRequest,
@@ -32,7 +31,8 @@ from agent.core.pci import PciPath
 from agent.core.roots import Roots
 from agent.core.state import StateStore
 from agent.core.tree import SysfsTree
-from agent.handlers.devices.manager import DeviceManager, _Entry
+from agent.handlers.devices.manager import DeviceManager
+from agent.handlers.devices.table import Entry
 from agent.handlers.storage.manager import StorageManager
 from agent.linux.block import NodeNumbers, node_numbers
 from agent.linux.mounting import parse_mountinfo
@@ -78,7 +78,7 @@ class Lab:
         self.state = StateStore(self.roots.state)
         self.events = EventLog(self.state)
         self.devices = DeviceManager(board=self.board, state=self.state, events=self.events)
-        self.devices._table["disk"] = _Entry(device=_disk(loop), instance="1")
+        self.devices._table.put(Entry(device=_disk(loop), instance="1", served_by="block"))
         self.storages = self.new_manager()
 
     def new_manager(self) -> StorageManager:
@@ -199,11 +199,11 @@ async def test_a_new_agent_finds_the_mount_of_the_old_one(lab: Lab) -> None:
 
 async def test_a_node_that_comes_late_is_mounted_once_it_is_there(lab: Lab, tmp_path: Path) -> None:
     """ENOENT from mount(2): tried again at the next event of the disk."""
-    entry = lab.devices._table["disk"]
+    entry = lab.devices._table.entry("disk")
     node = entry.device.nodes[0]
     late = tmp_path / "late"
     device = replace(entry.device, nodes=(replace(node, path=str(late)),))
-    lab.devices._table["disk"] = replace(entry, device=device)
+    lab.devices._table.put(replace(entry, device=device))
     attach = asyncio.ensure_future(lab.storages.attach(request()))
     while not (lab.roots.storages / "data").exists():
         await turns(1)

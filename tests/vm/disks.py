@@ -10,6 +10,7 @@ from innkeeper.shim import commands
 from innkeeper.shim.guest_disk import make_disk
 from innkeeper.v1 import host_pb2 as host
 from innkeeper.v1 import storages_pb2 as storages
+from tests.fakes.plugs import disk_plug
 from tests.vm.guest import DEFAULT_ROOT, Guest
 
 SIZE = 16 << 20
@@ -26,7 +27,7 @@ def copy_busybox(image: Path, target: Path) -> None:
 async def plugged(guest: Guest, name: str, tree: Path) -> AsyncIterator[str]:
     """A disk with the tree as an ext4 file system; its device id is the name."""
     disk = make_disk(tree, tree.with_suffix(".img"), size=SIZE)
-    await guest.host.PlugDisk(host.PlugDiskRequest(id=name, file=str(disk.file)))
+    await guest.host.Plug(disk_plug(name, disk.file))
     try:
         yield name
     finally:

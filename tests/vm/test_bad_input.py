@@ -7,7 +7,7 @@ doesn't answer NOT_BUILT_YET, so a new one can't be forgotten.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from innkeeper.v1 import sandbox_pb2 as sandbox
 from innkeeper.v1 import sockets_pb2 as sockets
 from innkeeper.v1 import storages_pb2 as storages
 from innkeeper.v1 import types_pb2 as types
+from tests.fakes.plugs import disk_plug, plug
 from tests.vm.disks import mounted
 from tests.vm.guest import DEFAULT_ROOT, Guest, booted, create_request, reason, refused
 from tests.vm.observer import Observer, observing
@@ -172,6 +173,10 @@ def container(**parts: Any) -> containers.CreateContainerRequest:
     return containers.CreateContainerRequest(**{**fields, **parts})
 
 
+def update(**parts: Any) -> containers.UpdateContainerRequest:
+    return containers.UpdateContainerRequest(**{"id": "running", **parts})
+
+
 def spec(**process: Any) -> bytes:
     return json.dumps({"process": {"args": ["true"], "cwd": "/", **process}}).encode()
 
@@ -223,6 +228,15 @@ def sandbox_cases() -> dict[str, list[Case]]:
             sandbox.SeedEntropyRequest(),
             sandbox.SeedEntropyRequest(data=bytes(513)),
         ),
+        "Sandbox.OnlineResources": same(
+            BAD_FIELD,
+            sandbox.OnlineResourcesRequest(cpus=0),
+            sandbox.OnlineResourcesRequest(memory=0),
+            sandbox.OnlineResourcesRequest(memory=2**64 - 1),
+            sandbox.OnlineResourcesRequest(cpus=1, more_cpus=1),
+            sandbox.OnlineResourcesRequest(memory=1, more_memory=1),
+            *(sandbox.OnlineResourcesRequest(timeout_seconds=bad) for bad in SECONDS),
+        ),
         "Sandbox.Watch": same(late, sandbox.WatchRequest(after_sequence=2**40)),
         "Sandbox.Shutdown": same(BAD_FIELD, sandbox.ShutdownRequest(action=99)),  # type: ignore[arg-type]
     }
@@ -230,6 +244,7 @@ def sandbox_cases() -> dict[str, list[Case]]:
 
 def device_cases() -> dict[str, list[Case]]:
     pci, detach = devices.DeviceAddress, devices.DetachDeviceRequest
+    mode = devices.ReconfigureDeviceRequest
     paths = (
         "",
         "/",
@@ -259,14 +274,24 @@ def device_cases() -> dict[str, list[Case]]:
             *same(BAD_FIELD, attach(), attach(*(device(id=f"d{n}") for n in range(65)))),
             *same(BAD_FIELD, attach(device(), device()), attach(device(block=None))),
             *same(BAD_FIELD, attach(device(block=devices.BlockDevice(expect_serial="a\0b")))),
-            *same(NOT_BUILT, attach(device(block=None, vfio=devices.VfioDevice()))),
-            *same(NOT_BUILT, attach(device(address=pci(path="/dev/vda")))),
+            *same(ID_IN_USE, attach(device(block=None, vfio=devices.VfioDevice()))),
+            *same(ID_IN_USE, attach(device(address=pci(path="/dev/vda")))),
             *same(ID_IN_USE, attach(device(id="data")), attach(device(address=pci(pci_path="06")))),
             *same(ID_IN_USE, attach(device(block=devices.BlockDevice(expect_size=5)))),
             *same(used, attach(device(id="new")), attach(device(id="n1"), device(id="n2"))),
             *same((late, "DEVICE_NOT_READY"), attach(device(**quick, address=pci(pci_path="1e")))),
             # One that would come, and one that never does: neither is left.
             *same(used, attach(device(id="n1", address=pci(pci_path="01")), device(id="n2"))),
+        ],
+        "Devices.Holders": [
+            *same(BAD_ID, *(devices.DeviceHoldersRequest(id=bad) for bad in IDS)),
+            *same(unknown("DEVICE"), devices.DeviceHoldersRequest(id="none")),
+        ],
+        "Devices.Reconfigure": [
+            *same(BAD_ID, *(mode(id=bad, driver="vfio-pci") for bad in IDS)),
+            *same(unknown("DEVICE"), mode(id="none", driver="vfio-pci")),
+            *same(BAD_FIELD, mode(id="data"), mode(id="data", driver="../x")),
+            *same(STILL_IN_USE, mode(id="data", driver="vfio-pci")),
         ],
         "Devices.Detach": [
             *same(BAD_ID, *(detach(id=bad, phase=prepare) for bad in IDS)),
@@ -329,6 +354,7 @@ def storage_cases() -> dict[str, list[Case]]:
 
 def container_cases() -> dict[str, list[Case]]:
     start, remove = containers.StartContainerRequest, containers.RemoveContainerRequest
+    no_cpus = grpc.StatusCode.RESOURCE_EXHAUSTED, "CPUS_EXHAUSTED"
     return {
         "Containers.Create": [
             *same(BAD_ID, *(container(id=bad) for bad in IDS)),
@@ -340,7 +366,9 @@ def container_cases() -> dict[str, list[Case]]:
             *same(NOT_BUILT, container(cdi_devices=["a.b/c=d"])),
             *same(NOT_BUILT, container(shared_namespaces=["pid"])),
             *same(unknown("STORAGE"), container(path=None, storage_id="none")),
-            *_mounts_and_grants(),
+            *_bad_mounts(),
+            *_bad_grants(lambda grants: container(devices=grants)),
+            *same(no_cpus, container(exclusive_cpus=1), container(exclusive_cpus=2**32 - 1)),
             *same(ID_IN_USE, container(id="running"), container(id="stopped")),
             *same(RUNTIME_REFUSED, container(spec=spec(args=["/no/such/program"]))),
             *same(RUNTIME_REFUSED, container(spec=spec(cwd="/no/such/directory"))),
@@ -348,6 +376,16 @@ def container_cases() -> dict[str, list[Case]]:
         "Containers.Start": [
             *same(BAD_ID, *(start(id=bad) for bad in IDS)),
             *same(unknown("CONTAINER"), start(id="none")),
+        ],
+        "Containers.Update": [
+            *same(BAD_ID, *(update(id=bad) for bad in IDS)),
+            *same(BAD_SPEC, *(update(resources=bad) for bad in _bad_resources())),
+            *same(unknown("CONTAINER"), update(id="none")),
+            *same(WRONG_STATE, update(id="stopped"), update(id="stopped", exclusive_cpus=1)),
+            *same(no_cpus, update(exclusive_cpus=1), update(exclusive_cpus=2**32 - 1)),
+            *same(RUNTIME_REFUSED, update(resources=b'{"unified": {"memory.max": "many"}}')),
+            *same(RUNTIME_REFUSED, update(resources=b'{"memory": {"kernel": 1}}')),
+            *_bad_grants(_update_granting),
         ],
         "Containers.Remove": [
             *same(BAD_ID, *(remove(id=bad) for bad in IDS)),
@@ -368,6 +406,11 @@ def _bad_specs() -> Iterable[bytes]:
         '"linux": {"namespaces": [{"type": "pid"}]}',
         '"linux": {"namespaces": [{"type": "moon"}]}',
         '"linux": {"netDevices": {}}',
+        '"linux": {"devices": [{"path": "/dev/x"}]}',
+        '"linux": {"devices": [{"path": "x", "type": "c", "major": 1, "minor": 3}]}',
+        '"linux": {"devices": [{"path": "/x", "type": "c", "major": -1, "minor": 3}]}',
+        '"linux": {"resources": {"devices": [{"allow": true, "access": "x"}]}}',
+        '"linux": {"resources": {"devices": [{"allow": true, "type": "c", "major": "1"}]}}',
         '"linux": []',
         '"mounts": [{}]',
         '"mounts": [{"destination": "relative"}]',
@@ -392,24 +435,44 @@ def _bad_roots() -> Iterable[str]:
     )
 
 
-def _mounts_and_grants() -> list[Case]:
-    mount, grant = containers.StorageMount, containers.DeviceGrant
+def _bad_resources() -> Iterable[bytes]:
+    yield from (b"{", b"[]", b"null", b"1", b"\xff", b"[" * 100_000)
+    yield from (b'{"devices": []}', b'{"devices": [{"allow": true}]}', b'{"unified": []}')
+    yield from (b'{"unified": {"cgroup.procs": "1"}}', b'{"unified": {"../memory.max": "1"}}')
+
+
+def _update_granting(grants: list[containers.DeviceGrant]) -> containers.UpdateContainerRequest:
+    return update(devices=containers.DeviceGrants(grants=grants))
+
+
+def _bad_grants(asking: Callable[[list[containers.DeviceGrant]], Message]) -> list[Case]:
+    grant = containers.DeviceGrant
+
+    def granting(**parts: Any) -> Message:
+        return asking([grant(**{"device_id": "cold", **parts})])
+
+    cold = grant(device_id="cold")
+    return [
+        *same(BAD_ID, *(granting(device_id=bad) for bad in IDS)),
+        *same(unknown("DEVICE"), granting(device_id="none")),
+        *same(BAD_FIELD, *(granting(permissions=bad) for bad in ("x", "rr", "rwmx"))),
+        *same(BAD_FIELD, *(granting(container_path=bad) for bad in ("dev/x", "/a/../b", "/a\0b"))),
+        *same(BAD_FIELD, *(granting(node=bad) for bad in ("vda", "/dev/none", "/a\0b"))),
+        *same(BAD_FIELD, asking([cold, cold])),
+    ]
+
+
+def _bad_mounts() -> list[Case]:
+    mount = containers.StorageMount
 
     def mounting(**parts: Any) -> containers.CreateContainerRequest:
         return container(storages=[mount(**{"storage_id": "data", "destination": "/d", **parts})])
 
-    def granting(**parts: Any) -> containers.CreateContainerRequest:
-        return container(devices=[grant(**{"device_id": "cold", **parts})])
-
     return [
         *same(BAD_ID, *(mounting(storage_id=bad) for bad in IDS)),
-        *same(BAD_ID, *(granting(device_id=bad) for bad in IDS)),
         *same(unknown("STORAGE"), mounting(storage_id="none")),
-        *same(unknown("DEVICE"), granting(device_id="none")),
         *same(BAD_FIELD, *(mounting(destination=bad) for bad in ("", "relative", "/a\0b"))),
         *same(BAD_FIELD, *(mounting(options=[bad]) for bad in ("nonsense", "upperdir=/", "a\0b"))),
-        *same(BAD_FIELD, *(granting(permissions=bad) for bad in ("x", "rr", "rwmx"))),
-        *same(BAD_FIELD, *(granting(container_path=bad) for bad in ("dev/x", "/a/../b", "/a\0b"))),
     ]
 
 
@@ -504,22 +567,50 @@ def _opening_of(process: types.ProcessRef | None) -> processes.AttachRequest:
     return processes.AttachRequest(open=processes.OpenStreams(process=process))
 
 
+def bad_plugs() -> list[Case]:
+    """Hardware that can't be, or not here; nothing of it reaches QEMU."""
+    precondition = _PRECONDITION
+    unknown_port = grpc.StatusCode.NOT_FOUND, "UNKNOWN_PORT"
+    no_function = grpc.StatusCode.NOT_FOUND, "UNKNOWN_HOST_FUNCTION"
+    virtual, lun = host.GPU_MODEL_VIRTIO, host.ScsiDisk
+    content = host.DiskFile(file=str(Path(__file__)))
+    device = devices.Device(address=devices.DeviceAddress(pci_path="10/00"))
+    return [
+        *same(BAD_FIELD, host.PlugRequest(), plug("new")),
+        *same(BAD_FIELD, plug("new", rng=host.Rng(), guest=device)),
+        *same(BAD_FIELD, plug("new", nic=host.Nic(mac="52:54:00:12:34"))),
+        *same(BAD_FIELD, plug("new", nic=host.Nic(mac="01:00:5e:00:00:01"))),
+        *same(BAD_FIELD, plug("new", nic=host.Nic(model=99))),  # type: ignore[arg-type]
+        *same(BAD_FIELD, plug("new", scsi_disk=lun(content=content))),
+        *same(BAD_FIELD, plug("new", scsi_disk=lun(content=content, controller="c", target=256))),
+        *same(unknown("CONTROLLER"), plug("new", scsi_disk=lun(content=content, controller="c"))),
+        *same(BAD_FIELD, plug("new", host_function=host.HostFunction(bdf="3b:00.0"))),
+        *same(no_function, plug("new", host_function=host.HostFunction(bdf="fffe:00:00.0"))),
+        *same(unknown_port, plug("new", rng=host.Rng(), port="none")),
+        *same((precondition, "NOT_PLUGGABLE"), plug("new", gpu=host.Gpu(model=virtual))),
+        *same((precondition, "NOT_PLUGGABLE"), plug("new", memory=host.Memory(size=1 << 27))),
+        *same(BAD_FIELD, plug("new", cpus=host.Cpus())),
+    ]
+
+
 def host_cases() -> dict[str, list[Case]]:
-    plug, unplug, stop = host.PlugDiskRequest, host.UnplugRequest, host.StopVmRequest
+    unplug, stop = host.UnplugRequest, host.StopVmRequest
     query = host.QueryQemuRequest
     missing = grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"
     here = str(Path(__file__))
     return {
         "Host.Describe": [],
-        "Host.PlugDisk": [
-            *same(BAD_FIELD, *(plug(id=bad, file=here) for bad in IDS)),
-            *same(BAD_FIELD, *(plug(id="new", file=bad) for bad in ("", "relative", "/"))),
-            *same(BAD_FIELD, plug(id="new", file=here, format="vmdk")),
-            *same(BAD_FIELD, plug(id="new", file=here, format="qcow2")),
-            *same(BAD_FIELD, *(plug(id="new", file=here, timeout_seconds=bad) for bad in SECONDS)),
-            *same(missing, plug(id="new", file="/no/such/file")),
-            *same(ID_IN_USE, plug(id="data", file=here)),
+        "Host.Plug": [
+            *same(BAD_FIELD, *(disk_plug(bad, here) for bad in IDS)),
+            *same(BAD_FIELD, *(disk_plug("new", bad) for bad in ("", "relative", "/"))),
+            *same(BAD_FIELD, disk_plug("new", here, format="vmdk")),
+            *same(BAD_FIELD, disk_plug("new", here, format="qcow2")),
+            *same(BAD_FIELD, *(disk_plug("new", here, timeout_seconds=bad) for bad in SECONDS)),
+            *same(missing, disk_plug("new", "/no/such/file")),
+            *same(ID_IN_USE, disk_plug("data", here)),
+            *bad_plugs(),
         ],
+        "Host.ListPorts": [],
         "Host.Unplug": [
             *same(BAD_FIELD, *(unplug(id=bad) for bad in IDS)),
             *same(BAD_FIELD, *(unplug(id="data", timeout_seconds=bad) for bad in SECONDS)),

@@ -338,7 +338,7 @@ async def test_output_read_by_offset_over_broken_connections(guest: Guest, box: 
     while (exit_status := await _read_some(guest, process, had, 150_000)) is None:
         pieces += 1
         if pieces == 3:
-            await _kill_agent(guest)
+            await kill_agent(guest)
     assert exit_status.code == 0
     assert had == expected
     assert pieces > 5
@@ -371,7 +371,7 @@ async def _read_some(
         return attachment.exit
 
 
-async def _kill_agent(guest: Guest) -> None:
+async def kill_agent(guest: Guest) -> None:
     before = await guest.describe()
     killer = await guest.start(f"kill -9 {before.agent_pid}", **PROBE)
     await guest.wait(killer)

@@ -16,6 +16,7 @@ from innkeeper.shim.client import ColdDisk, VmSpec
 from innkeeper.v1 import containers_pb2 as containers
 from innkeeper.v1 import devices_pb2 as devices
 from innkeeper.v1 import host_pb2 as host
+from tests.fakes.plugs import disk_plug
 from tests.vm.guest import Guest, booted, reason, refused
 from tests.vm.observer import Observer, observing
 
@@ -49,10 +50,6 @@ async def machine(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     )
     async with booted(spec) as running:
         yield running
-
-
-def _plug(name: str, path: Path, **more: object) -> host.PlugDiskRequest:
-    return host.PlugDiskRequest(id=name, file=str(path), **more)  # type: ignore[arg-type]
 
 
 async def _attach(
@@ -110,10 +107,10 @@ async def test_two_and_three_levels(machine: Guest, tmp_path: Path) -> None:
     """Two root ports give two levels; the third disk goes behind the bridge: three."""
     plugged = {}
     for name in ("one", "two", "three"):
-        answer = await machine.host.PlugDisk(_plug(name, disk(tmp_path, name, 2 * MIB)))
-        plugged[name] = answer.attached
-        assert answer.attached.block.serial == name
-        assert answer.attached.block.size == 2 * MIB
+        answer = await machine.host.Plug(disk_plug(name, disk(tmp_path, name, 2 * MIB)))
+        (plugged[name],) = answer.attached
+        assert plugged[name].block.serial == name
+        assert plugged[name].block.size == 2 * MIB
     levels = {name: each.pci_path.count("/") + 1 for name, each in plugged.items()}
     assert levels == {"one": 2, "two": 2, "three": 3}
     for name, each in plugged.items():
@@ -133,12 +130,12 @@ async def test_two_and_three_levels(machine: Guest, tmp_path: Path) -> None:
 
 async def test_a_slot_used_again_gives_the_new_device(machine: Guest, tmp_path: Path) -> None:
     """Never the old name or size (case 10)."""
-    first = await machine.host.PlugDisk(_plug("old", disk(tmp_path, "old", MIB)))
+    first = await machine.host.Plug(disk_plug("old", disk(tmp_path, "old", MIB)))
     await machine.host.Unplug(host.UnplugRequest(id="old"))
-    second = await machine.host.PlugDisk(_plug("new", disk(tmp_path, "new", 3 * MIB)))
-    assert second.attached.pci_path == first.attached.pci_path
-    assert second.attached.block.serial == "new"
-    assert second.attached.block.size == 3 * MIB
+    second = await machine.host.Plug(disk_plug("new", disk(tmp_path, "new", 3 * MIB)))
+    assert second.attached[0].pci_path == first.attached[0].pci_path
+    assert second.attached[0].block.serial == "new"
+    assert second.attached[0].block.size == 3 * MIB
     await machine.host.Unplug(host.UnplugRequest(id="new"))
 
 
@@ -157,9 +154,9 @@ async def test_an_empty_slot_times_out_and_says_how_far_it_came(machine: Guest) 
 
 
 async def test_read_only_is_told_and_true(machine: Guest, tmp_path: Path) -> None:
-    answer = await machine.host.PlugDisk(_plug("ro", disk(tmp_path, "ro"), read_only=True))
-    assert answer.attached.block.read_only
-    node = answer.attached.nodes[0].path
+    answer = await machine.host.Plug(disk_plug("ro", disk(tmp_path, "ro"), read_only=True))
+    assert answer.attached[0].block.read_only
+    node = answer.attached[0].nodes[0].path
     text = await machine.probe(f"echo x 2>&1 >{node} || true")
     assert "not permitted" in text or "Read-only" in text
     await machine.host.Unplug(host.UnplugRequest(id="ro"))
@@ -169,7 +166,7 @@ async def test_a_device_in_use_is_not_unplugged(machine: Guest, tmp_path: Path) 
     """A container holds it: STILL_IN_USE, and both sides are as before."""
     path = disk(tmp_path, "held")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    await machine.host.PlugDisk(_plug("held", path))
+    await machine.host.Plug(disk_plug("held", path))
     name = await machine.start(
         "sha256sum /dev/data; sleep 300",
         devices=(containers.DeviceGrant(device_id="held", container_path="/dev/data"),),
@@ -203,11 +200,11 @@ async def test_a_hundred_rounds_leave_nothing(machine: Guest, tmp_path: Path) ->
 
 async def _round(guest: Guest, path: Path, number: int) -> None:
     if number % 5 == 0:
-        code, why = await refused(guest.host.PlugDisk(_plug("cold", path)))
+        code, why = await refused(guest.host.Plug(disk_plug("cold", path)))
         assert (code, why) == (grpc.StatusCode.ALREADY_EXISTS, "ID_IN_USE")
         return
-    answer = await guest.host.PlugDisk(_plug("round", path))
-    assert answer.attached.block.serial == "round"
+    answer = await guest.host.Plug(disk_plug("round", path))
+    assert answer.attached[0].block.serial == "round"
     await guest.host.Unplug(host.UnplugRequest(id="round"))
 
 

@@ -22,6 +22,7 @@ from innkeeper.v1 import containers_pb2 as containers
 from innkeeper.v1 import host_pb2 as host
 from innkeeper.v1 import storages_pb2 as storages
 from innkeeper.v1 import types_pb2 as types
+from tests.fakes.plugs import disk_plug
 from tests.privileged.counts import FEWER
 from tests.vm.guest import EVERYTHING, PROBE, Guest, booted
 
@@ -138,7 +139,7 @@ async def test_the_privileged_tier_passes_in_the_guest(
 
 
 async def _run_tier(guest: Guest, disk: Path) -> str:
-    await guest.host.PlugDisk(host.PlugDiskRequest(id="tests", file=str(disk)))
+    await guest.host.Plug(disk_plug("tests", disk))
     storage = storages.Storage(
         id="tests", block=storages.BlockSource(device_id="tests", fs_type="ext4")
     )

@@ -18,10 +18,13 @@ import pytest
 from innkeeper.shim import commands, topology
 from innkeeper.shim.disks import DiskFile
 from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.hardware.disk import VirtioDisk
 from innkeeper.shim.machine import PROGRAM
 from innkeeper.shim.plug import Plugger
+from innkeeper.shim.plugged import Wanted
 from innkeeper.shim.qmp import Monitor, QemuRefusedError
-from innkeeper.shim.topology import Port, PortPool
+from innkeeper.shim.table import Table
+from innkeeper.shim.topology import Layout, Port, PortPool
 from tests.fakes import qmp as fake
 from tests.fakes.guest_devices import FakeGuestDevices
 
@@ -60,6 +63,14 @@ def device_words(built: topology.Topology) -> tuple[str, ...]:
     return tuple(word for device in built.devices for word in ("-device", device))
 
 
+def table_of(ports: tuple[Port, ...]) -> Table:
+    return Table(PortPool(ports=ports))
+
+
+def wanted(device_id: str, file: DiskFile) -> tuple[Wanted, ...]:
+    return (Wanted(id=device_id, hardware=VirtioDisk(file=file, serial=device_id)),)
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> DiskFile:
     (tmp_path / "disk.img").write_bytes(bytes(1 << 20))
@@ -88,7 +99,7 @@ async def questions(monitor: Monitor, file: DiskFile) -> list[str]:
 
 
 async def test_the_fake_answers_as_a_real_one_does(tmp_path: Path, disk: DiskFile) -> None:
-    ports = topology.build(ports=1)
+    ports = topology.build(Layout(ports=1))
     async with stopped_qemu(tmp_path / "log", *device_words(ports)) as monitor:
         real = await questions(monitor, disk)
     async with fake.connected(fake.FakeQmp()) as monitor:
@@ -98,7 +109,7 @@ async def test_the_fake_answers_as_a_real_one_does(tmp_path: Path, disk: DiskFil
 
 async def test_every_port_of_the_pool_takes_a_disk(tmp_path: Path, disk: DiskFile) -> None:
     """A stopped machine takes hot-plug, so QEMU itself checks buses, slots and chassis."""
-    built = topology.build(ports=16, bridge=True)
+    built = topology.build(Layout(ports=16, bridge=True))
     async with stopped_qemu(tmp_path / "log", *device_words(built)) as monitor:
         for port in built.ports:
             await monitor.execute(
@@ -124,9 +135,9 @@ async def test_a_bus_without_hot_plug_is_named_and_the_file_closed_again(
     port = Port(name="bad", bus=bus, slot=0 if bus == "dull" else 9, pci_path="09")
     dull = "pcie-root-port,id=dull,hotplug=off,chassis=1"
     async with stopped_qemu(tmp_path / "log", "-device", dull) as monitor:
-        plugger = Plugger(monitor, FakeGuestDevices(fake.FakeQmp()), PortPool(ports=(port,)))
+        plugger = Plugger(monitor, FakeGuestDevices(fake.FakeQmp()), table_of((port,)))
         with pytest.raises(ShimError, match=text) as caught:
-            await plugger.plug("data", disk, LIMIT)
+            await plugger.plug(wanted("data", disk), LIMIT)
         assert caught.value.reason is Reason.QEMU_REFUSED
         nodes = await monitor.execute("query-named-block-nodes")
         await plugger.close()
@@ -138,11 +149,11 @@ async def test_a_device_that_does_not_let_go_stays_leaving(tmp_path: Path, disk:
     """A guest whose CPU stands still never answers: QEMU takes device_del, and waits."""
     qmp = fake.FakeQmp()
     guest = FakeGuestDevices(qmp)
-    built = topology.build(ports=1)
+    built = topology.build(Layout(ports=1))
     async with stopped_qemu(tmp_path / "log", *device_words(built)) as monitor:
-        plugger = Plugger(monitor, guest, PortPool(ports=built.ports))
+        plugger = Plugger(monitor, guest, table_of(built.ports))
         qmp.devices["dev-data"] = {"serial": "data"}
-        await plugger.plug("data", disk, LIMIT)
+        await plugger.plug(wanted("data", disk), LIMIT)
         with pytest.raises(ShimError) as caught:
             await plugger.unplug("data", 0.5)
         assert caught.value.reason is Reason.OPERATION_TIMED_OUT
@@ -155,7 +166,7 @@ async def test_a_device_that_does_not_let_go_stays_leaving(tmp_path: Path, disk:
 
 
 async def test_a_file_has_one_writer(tmp_path: Path, disk: DiskFile) -> None:
-    built = topology.build(ports=2)
+    built = topology.build(Layout(ports=2))
     async with (
         stopped_qemu(tmp_path / "one", *device_words(built)) as first,
         stopped_qemu(tmp_path / "two", *device_words(built)) as second,
@@ -164,9 +175,9 @@ async def test_a_file_has_one_writer(tmp_path: Path, disk: DiskFile) -> None:
         await first.execute(
             "device_add", {"driver": "virtio-blk-pci", "drive": "n", "bus": "port0"}
         )
-        plugger = Plugger(second, FakeGuestDevices(fake.FakeQmp()), PortPool(ports=built.ports))
+        plugger = Plugger(second, FakeGuestDevices(fake.FakeQmp()), table_of(built.ports))
         with pytest.raises(ShimError, match="in use by somebody else") as caught:
-            await plugger.plug("data", disk, LIMIT)
+            await plugger.plug(wanted("data", disk), LIMIT)
         assert caught.value.reason is Reason.FILE_IN_USE
         await plugger.close()
 
@@ -177,10 +188,10 @@ async def test_a_qcow2_image_that_is_none_is_qemus_to_refuse(tmp_path: Path) -> 
     path.write_bytes(b"QFI\xfb" + bytes(508))
     disk = DiskFile.check(str(path), "qcow2", read_only=False)
     async with stopped_qemu(tmp_path / "log") as monitor:
-        pool = PortPool(ports=topology.build(ports=1).ports)
-        plugger = Plugger(monitor, FakeGuestDevices(fake.FakeQmp()), pool)
+        table = table_of(topology.build(Layout(ports=1)).ports)
+        plugger = Plugger(monitor, FakeGuestDevices(fake.FakeQmp()), table)
         with pytest.raises(ShimError) as caught:
-            await plugger.plug("data", disk, LIMIT)
+            await plugger.plug(wanted("data", disk), LIMIT)
         assert caught.value.reason is Reason.QEMU_REFUSED
         await plugger.close()
 

@@ -21,11 +21,11 @@ from innkeeper.shim import commands
 from innkeeper.shim.client import StateDir, list_vms
 from innkeeper.shim.guest_disk import make_disk
 from innkeeper.v1 import containers_pb2 as containers
-from innkeeper.v1 import host_pb2 as host
 from innkeeper.v1 import processes_pb2 as processes
 from innkeeper.v1 import sandbox_pb2 as sandbox
 from innkeeper.v1 import storages_pb2 as storages
 from innkeeper.v1 import types_pb2 as types
+from tests.fakes.plugs import disk_plug
 from tests.vm.attachment import Attachment
 from tests.vm.disks import on_disk
 from tests.vm.ending import LIMIT, Ending, ending, processes_of
@@ -39,7 +39,7 @@ VHOST_USER = "vhost-device-vsock"
 
 async def _start_deaf(guest: Guest, file: Path) -> None:
     """A container that ignores SIGTERM and keeps a file of a plugged disk open for writing."""
-    await guest.host.PlugDisk(host.PlugDiskRequest(id="data", file=str(file)))
+    await guest.host.Plug(disk_plug("data", file))
     storage = on_disk("data", "data")
     await guest.storages.Attach(storages.AttachStorageRequest(storage=storage))
     mount = containers.StorageMount(storage_id="data", destination="/data")

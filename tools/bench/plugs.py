@@ -20,7 +20,6 @@ from innkeeper.shim.streams import ProcessStreams, StreamEnds
 from innkeeper.v1 import (
     containers_pb2,
     containers_pb2_grpc,
-    host_pb2,
     types_pb2,
 )
 
@@ -46,10 +45,10 @@ async def plug_rounds(vm: Vm, channel: aio.Channel, disk: Path, count: int) -> l
     """Plugs one disk in and out `count` times; samples in order of time."""
     totals, unplugs = [], []
     for number in range(count):
-        request = host_pb2.PlugDiskRequest(id=f"bench{number}", file=str(disk))
-        totals.append((await vm.plug_disk(request)).usable_micros / 1e6)
+        device = f"bench{number}"
+        totals.append((await vm.plug_disk(device, disk)).usable_micros / 1e6)
         began = time.perf_counter()
-        await vm.unplug(request.id)
+        await vm.unplug(device)
         unplugs.append(time.perf_counter() - began)
     return list(split(totals, unplugs, kernel_parts(await kernel_log(channel))))
 

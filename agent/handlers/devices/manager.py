@@ -1,50 +1,52 @@
-"""The table of devices: attach, hold, detach, and what survives a restart.
+"""Devices come and go: attach, hold, detach, and what survives a restart.
 
-A device enters the table once it is usable and its state is saved, and leaves it
-once sysfs no longer has it. Detach has two steps, because the host unplugs in
-between: `prepare_detach` refuses while someone holds the device and lets no new
-holder in, `detach` waits until it is gone and forgets it, `cancel_detach` takes
-the first step back. A device that goes by itself stays in the table as VANISHED.
-
-Who holds a device is not saved: storages and containers hold theirs again in
-their own `restore`, which must come after this one's.
+Detach has two steps, because the host unplugs in between. `prepare_detach` refuses
+while someone uses the device, lets no new user in, takes back what its class changed
+and has the kernel let go of it; `detach` waits until it is gone and forgets it;
+`cancel_detach` makes it usable again. A device that stays where it is, is given back
+and forgotten in one step (`release_device`). One that goes by itself stays in the
+table as VANISHED until it is detached.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent.core.deadlines import Deadline
-from agent.core.errors import (
-    AgentError,
-    Reason,
-    already_exists,
-    exhausted,
-    invalid,
-    not_found,
-    wrong_state,
-)
-from agent.core.hotplug import HotplugBoard, Wish
+from agent.core.errors import AgentError, Reason, exhausted, invalid, wrong_state
+from agent.core.holding import Holder, HolderKind
 from agent.core.inflight import InFlight
-from agent.core.model import AttachedDevice, DeviceRequest, DeviceState
+from agent.core.kinds import MigProfile, Mode
+from agent.core.model import AttachedDevice, DeviceNode, DeviceRequest, DeviceState
 from agent.core.names import check_id
-from agent.core.pci import PciAddress, PciPath
-from agent.core.tree import PciFunction, SysfsTree, locate
+from agent.core.undo import UndoStack
 from agent.core.verdict import NotYet, Ready, Verdict
 from agent.handlers.devices import CLASSES
-from agent.handlers.devices.base import DeviceClass, Found, iommu_group, numa_node
-from agent.handlers.devices.records import from_record, to_record
+from agent.handlers.devices.attached import entry_of
+from agent.handlers.devices.base import DeviceClass, refused
+from agent.handlers.devices.gpus.mig import set_mig
+from agent.handlers.devices.job import Hands, Job
+from agent.handlers.devices.modes import (
+    expectation_in,
+    refuse_mode,
+    switch_back,
+    switch_driver,
+)
+from agent.handlers.devices.removal import bring_back, take_out
+from agent.handlers.devices.table import Entry, Table, address_in_use, refuse_held, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.core.events import EventLog
+    from agent.core.hotplug import HotplugBoard
     from agent.core.state import StateStore
+    from agent.core.tree import SysfsTree
     from agent.linux.uevents import Uevent
 
 log = logging.getLogger(__name__)
@@ -54,17 +56,31 @@ DEFAULT_TIMEOUT = 10.0
 DEVICE_LIMIT = 1024
 """Devices in the table; a PCI tree of a VM ends long before."""
 
-_KIND = "devices"
+# What the server lets through of one field is 800 bytes.
+_HOLDERS_BYTES = 780
 
 # The kernel announces a removal a moment before sysfs shows it.
 _CONFIRM_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    device: AttachedDevice
-    instance: str
-    taken_out: bool = False
+class HolderScan(Protocol):
+    """Who uses a device, as the kernel shows it (`usage.py`)."""
+
+    async def of(
+        self, device: AttachedDevice, nodes: Iterable[DeviceNode], deadline: Deadline
+    ) -> tuple[Holder, ...]: ...
+
+
+class NobodyHolds:
+    """For a guest in which nothing can hold a device."""
+
+    async def of(
+        self,
+        device: AttachedDevice,  # noqa: ARG002 - a Protocol's
+        nodes: Iterable[DeviceNode],  # noqa: ARG002 - a Protocol's
+        deadline: Deadline,  # noqa: ARG002 - a Protocol's
+    ) -> tuple[Holder, ...]:
+        return ()
 
 
 class DeviceManager:
@@ -78,52 +94,54 @@ class DeviceManager:
         events: EventLog,
         default_timeout: float = DEFAULT_TIMEOUT,
         classes: Iterable[DeviceClass[Any]] = CLASSES,
+        holders: HolderScan | None = None,
     ) -> None:
         self._board = board
         self._tree = board.tree
-        self._state = state
         self._events = events
         self._default_timeout = default_timeout
-        self._classes = _by_expectation(classes)
-        self._table: dict[str, _Entry] = {}
-        self._calls: InFlight[DeviceRequest, AttachedDevice] = InFlight("device")
+        self._classes = _by_name(classes)
+        self._holders = holders or NobodyHolds()
+        self._table = Table(state)
+        self._hands = Hands(board=board, peer=self._peer, others=self._known)
+        self._attaching: InFlight[DeviceRequest, AttachedDevice] = InFlight("device")
+        self._changing: InFlight[object, None] = InFlight("device")
         self._checks: dict[str, asyncio.Task[None]] = {}
         board.listen(self._on_event)
 
     def get(self, device_id: str) -> AttachedDevice:
         """Raises UNKNOWN_DEVICE."""
-        return self._entry(device_id).device
+        return self._table.entry(device_id).device
 
     def list(self) -> tuple[AttachedDevice, ...]:
         """All devices, those of an earlier agent first."""
-        return tuple(entry.device for entry in self._table.values())
+        return tuple(entry.device for entry in self._table)
+
+    async def holders(self, device_id: str) -> tuple[Holder, ...]:
+        """Who uses a device: those whom the agent gave it to, and what the kernel shows."""
+        entry = self._table.entry(device_id)
+        found = await self._users(entry)
+        return (*map(_own_holder, sorted(entry.device.users)), *found)
 
     async def attach(self, request: DeviceRequest) -> AttachedDevice:
-        """Wait until the device is usable, and enter it in the table.
+        """Make the device usable, and enter it in the table.
 
         The same request again gives the same answer, also while the first waits. Raises
         ID_IN_USE, ADDRESS_IN_USE, DEVICE_NOT_READY (with what was seen and what is missing),
-        UNEXPECTED_DEVICE, DEVICE_FAILED; after an error nothing is left of the request.
+        UNEXPECTED_DEVICE, DEVICE_FAILED and its class's own; after an error nothing is left
+        of the request.
         """
         check_id("device", request.id)
-        known = self._table.get(request.id)
-        if known is not None and (answer := _repeated(known.device, request)):
+        known = self._table.find(request.id)
+        if known is not None and (answer := repeated(known.device, request)):
             return answer
-        return await self._calls.run(request.id, request, lambda: self._attach(request))
+        return await self._attaching.run(request.id, request, lambda: self._attach(request))
 
     async def prepare_detach(self, device_id: str) -> None:
-        """Refuse while someone holds the device (STILL_IN_USE); let no one hold it from now on.
-
-        Where the platform gives no hot-plug notice, the kernel lets go of the device here.
-        """
-        entry = self._entry(device_id)
-        _refuse_held(entry.device)
-        if entry.device.state is DeviceState.ATTACHED:
-            entry = self._put(entry, state=DeviceState.LEAVING)
-        if not self._board.gives_notice and self._is_there(entry):
-            self._table[device_id] = replace(entry, taken_out=True)
-            deadline = Deadline.after(self._default_timeout)
-            await self._board.take_out(Path(entry.device.sysfs_path), deadline)
+        """Refuse while someone uses the device (STILL_IN_USE, with the list; NOT_REMOVABLE),
+        nothing changed; else let no one in from now on and have the kernel let go of it."""
+        self._table.entry(device_id)
+        await self._changing.run(device_id, "prepare", lambda: self._prepare(device_id))
 
     async def detach(self, device_id: str, timeout: float | None) -> None:
         """Wait until sysfs no longer has the device, and forget it.
@@ -132,12 +150,12 @@ class DeviceManager:
         stays as it is after `prepare_detach`: the host may unplug it late, or cancel.
         """
         deadline = Deadline.of_request(timeout, self._default_timeout)
-        entry = self._entry(device_id)
-        _refuse_held(entry.device)
+        entry = self._table.entry(device_id)
+        refuse_held(entry.device)
         if entry.device.state is DeviceState.ATTACHED:
-            entry = self._put(entry, state=DeviceState.LEAVING)
-        await self._board.wait(self._gone(entry), deadline)
-        current = self._table.get(device_id)
+            entry = self._table.mark(entry, DeviceState.LEAVING)
+        await self._wait_gone(entry, deadline)
+        current = self._table.find(device_id)
         if current is None or current.instance != entry.instance:
             return  # another call was first
         if current.device.state is DeviceState.ATTACHED:
@@ -146,24 +164,38 @@ class DeviceManager:
 
     async def cancel_detach(self, device_id: str) -> None:
         """Take `prepare_detach` back: the host could not or did not unplug the device."""
-        entry = self._entry(device_id)
-        if entry.device.state is not DeviceState.LEAVING:
-            return
-        if self._is_there(entry):
-            self._put(entry, state=DeviceState.ATTACHED)
-        elif entry.taken_out:
-            await self._bring_back(entry)
-        else:
-            self._mark_vanished(entry)
+        self._table.entry(device_id)
+        await self._changing.run(device_id, "cancel", lambda: self._cancel(device_id))
+
+    async def release_device(self, device_id: str) -> None:
+        """Give a device back that stays where it is, and forget it; raises STILL_IN_USE."""
+        self._table.entry(device_id)
+        await self._changing.run(device_id, "release", lambda: self._release(device_id))
+
+    async def reconfigure(
+        self, device_id: str, mode: Mode, timeout: float | None
+    ) -> AttachedDevice:
+        """Switch the device's mode while it is attached.
+
+        Raises STILL_IN_USE, MODE_REFUSED, and what attaching in that mode raises; the
+        device is in its former mode then.
+        """
+        self._table.entry(device_id)
+        deadline = Deadline.of_request(timeout, self._default_timeout)
+        await self._changing.run(
+            device_id, mode, lambda: self._reconfigure(device_id, mode, deadline)
+        )
+        return self.get(device_id)
 
     async def forget(self, device_id: str) -> None:
         """Take an attach back, the device staying where it is; fine when there is none.
 
         Raises STILL_IN_USE.
         """
-        entry = self._table.get(device_id)
+        entry = self._table.find(device_id)
         if entry is not None:
-            _refuse_held(entry.device)
+            refuse_held(entry.device)
+            await self._give_back(entry)
             self._drop(entry)
 
     def hold(self, device_id: str, user: str) -> AttachedDevice:
@@ -171,31 +203,27 @@ class DeviceManager:
 
         Raises UNKNOWN_DEVICE, WRONG_STATE for a device that leaves or has vanished.
         """
-        entry = self._entry(device_id)
+        entry = self._table.entry(device_id)
         if entry.device.state is not DeviceState.ATTACHED:
             raise wrong_state(
                 f"device {device_id} is {entry.device.state}: {user} cannot use it",
                 id=device_id,
                 state=entry.device.state,
             )
-        return self._set_users(entry, entry.device.users | {user})
+        return self._table.set_users(entry, entry.device.users | {user})
 
     def release(self, device_id: str, user: str) -> None:
         """Take a hold back; fine when there is none, so that clean-up never fails here."""
-        entry = self._table.get(device_id)
+        entry = self._table.find(device_id)
         if entry is not None:
-            self._set_users(entry, entry.device.users - {user})
+            self._table.set_users(entry, entry.device.users - {user})
 
     async def restore(self) -> None:
         """Take over what an earlier agent saved; devices that are gone since are dropped."""
-        for device_id, record in self._state.load_all(_KIND).items():
-            entry = _read_record(device_id, record)
-            if entry is not None and self._is_there(entry):
-                self._table[device_id] = entry
-                continue
-            self._state.delete(_KIND, device_id)
-            place = _place(entry.device) if entry else {}
-            self._events.publish("device-lost", device_id, place)
+        for device_id, entry in self._table.load(self._tree):
+            self._events.publish("device-lost", device_id, entry.place() if entry else {})
+        for found in self._table:
+            self._classes[found.served_by].restored(found.device, found.kept)
 
     async def close(self) -> None:
         """Stop the checks that are under way."""
@@ -203,238 +231,302 @@ class DeviceManager:
             task.cancel()
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
+    # Coming.
+
     async def _attach(self, request: DeviceRequest) -> AttachedDevice:
-        self._refuse_taken(request.id, request.address)
+        self._table.refuse_taken(request.id, request.address)
         self._refuse_awaited(request)
         if len(self._table) >= DEVICE_LIMIT:
             raise exhausted(f"{DEVICE_LIMIT} devices are attached", reason=Reason.LIMIT_REACHED)
         deadline = Deadline.of_request(request.timeout, self._default_timeout)
-        entry = await self._board.wait(self._usable(request), deadline)
-        self._refuse_taken(request.id, entry.device.pci_path)
-        self._state.save(_KIND, request.id, to_record(entry.device, entry.instance))
-        self._table[request.id] = entry
-        self._events.publish("device-attached", request.id, _place(entry.device))
+        async with UndoStack(f"attach device {request.id}") as undo:
+            entry = await self._take(request, deadline, undo)
+            self._table.refuse_same(entry)
+            self._table.put(entry)
+            undo.commit()
+        self._events.publish("device-attached", request.id, entry.place())
         return entry.device
 
-    def _usable(self, request: DeviceRequest) -> Wish[_Entry]:
-        device_class = self._classes.get(type(request.kind))
-        if device_class is None:
-            known = ", ".join(sorted(each.name for each in self._classes.values()))
-            raise invalid(f"no device class serves {type(request.kind).__name__}: known: {known}")
-        return Wish(
+    async def _take(
+        self,
+        request: DeviceRequest,
+        deadline: Deadline,
+        undo: UndoStack,
+        *,
+        mode: Mode | None = None,
+    ) -> Entry:
+        """Make the device usable, as asked for or in the mode that it was switched to."""
+        expected = expectation_in(request.kind, mode)
+        device_class = self._serving(type(expected))
+        await self._hands.load(request.load_modules, deadline)
+        job = Job(
+            request=request,
+            expected=expected,
             what=f"{device_class.name} device {request.id} at {request.address}",
-            probe=partial(_probe, device_class, request),
-            rescan=True,
+            hands=self._hands,
+            deadline=deadline,
+            undo=undo,
         )
+        switched = await switch_driver(job, mode)
+        taken = await device_class.take(job)
+        entry = entry_of(self._tree, request, device_class.name, taken)
+        return replace(entry, mode=mode, kept={**switched, **entry.kept})
 
-    def _gone(self, entry: _Entry) -> Wish[None]:
-        return Wish(
-            what=f"removal of device {entry.device.request.id} at {entry.device.bdf}",
-            probe=partial(_probe_gone, entry),
-        )
+    def _serving(self, expectation: type) -> DeviceClass[Any]:
+        for device_class in self._classes.values():
+            if device_class.expectation is expectation:
+                return device_class
+        known = ", ".join(sorted(self._classes))
+        raise invalid(f"no device class serves {expectation.__name__}: known: {known}")
 
-    def _refuse_taken(self, device_id: str, address: PciAddress) -> None:
-        for other, entry in self._table.items():
-            device = entry.device
-            held = device.state is not DeviceState.VANISHED
-            if other != device_id and held and _is_at(device, address):
-                raise _address_in_use(address, other)
+    async def _reconfigure(self, device_id: str, mode: Mode, deadline: Deadline) -> None:
+        entry = self._table.entry(device_id)
+        await self._refuse_given(entry)
+        if entry.device.state is not DeviceState.ATTACHED:
+            state = entry.device.state
+            raise wrong_state(f"device {device_id} is {state}", id=device_id, state=state)
+        if entry.mode == mode:
+            return
+        refuse_mode(entry, mode)
+        self._table.mark(entry, DeviceState.LEAVING)
+        await self._refuse_used(entry)
+        try:
+            async with UndoStack(f"switch device {device_id}") as undo:
+                changed = await self._switch(entry, mode, deadline, undo)
+                self._table.put(changed)
+                undo.commit()
+        except BaseException:
+            await self._stay(entry)
+            raise
+        details = {"driver": changed.device.driver, "former": entry.device.driver}
+        self._events.publish("device-reconfigured", device_id, details)
+
+    async def _switch(self, entry: Entry, mode: Mode, deadline: Deadline, undo: UndoStack) -> Entry:
+        request = entry.device.request
+        if isinstance(mode, MigProfile):
+            # The GPU is what it was; the nodes of its instances are others.
+            await set_mig(self._hands, entry.device, mode.name, deadline, undo)
+            mode_after = entry.mode
+        else:
+            mode_after = mode
+        await self._give_back(entry)
+        return await self._take(request, deadline, undo, mode=mode_after)
+
+    def _peer(self, device_id: str) -> DeviceRequest | AttachedDevice | None:
+        entry = self._table.find(device_id)
+        return entry.device if entry else self._attaching.requests().get(device_id)
+
+    def _known(self) -> tuple[DeviceRequest | AttachedDevice, ...]:
+        return (*self.list(), *self._attaching.requests().values())
 
     def _refuse_awaited(self, request: DeviceRequest) -> None:
-        for other, awaited in self._calls.requests().items():
+        for other, awaited in self._attaching.requests().items():
             if other != request.id and awaited.address == request.address:
-                raise _address_in_use(request.address, other)
+                raise address_in_use(request.address, other)
 
-    async def _bring_back(self, entry: _Entry) -> None:
-        """The kernel was told to let go of the device: have it look again."""
-        deadline = Deadline.after(self._default_timeout)
-        await self._board.rescan(deadline)
-        found = await self._board.wait(self._usable(entry.device.request), deadline)
-        self._put(found, state=DeviceState.ATTACHED)
+    # Going.
 
-    def _entry(self, device_id: str) -> _Entry:
+    async def _prepare(self, device_id: str) -> None:
+        entry = self._table.entry(device_id)
+        await self._refuse_given(entry)
+        if entry.device.state is not DeviceState.ATTACHED:
+            return
+        if why := self._classes[entry.served_by].removable(entry.device):
+            raise refused(entry.device, why, Reason.NOT_REMOVABLE)
+        # From here on nobody new comes in, so that the list of users stays true.
+        entry = self._table.mark(entry, DeviceState.LEAVING)
+        await self._refuse_used(entry)
         try:
-            return self._table[device_id]
-        except KeyError:
-            raise not_found(
-                f"no device {device_id!r} is attached",
-                reason=Reason.UNKNOWN_DEVICE,
-                hint="Devices.List shows those that are",
-                id=device_id,
-            ) from None
+            await self._let_go(entry)
+        except BaseException:
+            await self._stay(entry)
+            raise
 
-    def _drop(self, entry: _Entry) -> None:
-        device_id = entry.device.request.id
-        del self._table[device_id]
-        self._state.delete(_KIND, device_id)
-        self._events.publish("device-detached", device_id, _place(entry.device))
+    async def _let_go(self, entry: Entry) -> None:
+        deadline = Deadline.after(self._default_timeout)
+        await self._give_back(entry)
+        if not entry.is_there(self._tree):
+            return
+        self._table.put(replace(self._table.entry(entry.id), taken_out=True))
+        if await take_out(self._board, entry, deadline):
+            await self._wait_gone(entry, deadline)
 
-    def _put(self, entry: _Entry, *, state: DeviceState) -> _Entry:
-        changed = replace(entry, device=replace(entry.device, state=state))
-        device_id = entry.device.request.id
-        self._state.save(_KIND, device_id, to_record(changed.device, changed.instance))
-        self._table[device_id] = changed
-        return changed
+    async def _stay(self, entry: Entry) -> None:
+        """The way back from a half-done `prepare`; what it can't repair, `cancel_detach` may."""
+        try:
+            await self._return(self._table.entry(entry.id))
+        except AgentError as error:
+            log.warning("device %s could not be made usable again: %s", entry.id, error)
 
-    def _set_users(self, entry: _Entry, users: frozenset[str]) -> AttachedDevice:
-        changed = replace(entry, device=replace(entry.device, users=users))
-        self._table[entry.device.request.id] = changed
-        return changed.device
+    async def _cancel(self, device_id: str) -> None:
+        entry = self._table.entry(device_id)
+        if entry.device.state is DeviceState.LEAVING:
+            await self._return(entry)
 
-    def _is_there(self, entry: _Entry) -> bool:
-        return self._tree.instance(Path(entry.device.sysfs_path)) == entry.instance
+    async def _return(self, entry: Entry) -> None:
+        stayed = entry.is_there(self._tree)
+        if not stayed and not entry.taken_out:
+            self._mark_vanished(entry)
+            return
+        deadline = Deadline.after(self._default_timeout)
+        if not stayed:
+            await bring_back(self._board, entry, deadline)
+        async with UndoStack(f"bring device {entry.id} back") as undo:
+            found = await self._take(entry.device.request, deadline, undo, mode=entry.mode)
+            # Of a function that stayed, what it was before the first time is what it goes
+            # back to; one that came back begins anew.
+            kept = {**found.kept, **entry.kept} if stayed else found.kept
+            self._table.put(replace(found, kept=kept))
+            undo.commit()
+
+    async def _release(self, device_id: str) -> None:
+        entry = self._table.entry(device_id)
+        await self._refuse_given(entry)
+        if entry.device.state is DeviceState.ATTACHED:
+            entry = self._table.mark(entry, DeviceState.LEAVING)
+            await self._refuse_used(entry)
+            try:
+                await self._give_back(entry)
+            except BaseException:
+                await self._stay(entry)
+                raise
+        self._drop(entry)
+
+    async def _refuse_given(self, entry: Entry) -> None:
+        """Before anything else: those whom the agent gave it to keep it, and all are named."""
+        if entry.device.users:
+            raise _still_used(entry.device, await self.holders(entry.id))
+
+    async def _refuse_used(self, entry: Entry) -> None:
+        """Nothing of the device was changed so far, so it is not looked for anew: whoever
+        uses it may have put it where that fails (a network namespace)."""
+        try:
+            if found := await self._users(entry):
+                raise _still_used(entry.device, found)
+        except BaseException:
+            current = self._table.entry(entry.id)
+            if current.is_there(self._tree):
+                self._table.mark(current, DeviceState.ATTACHED)
+            else:
+                self._mark_vanished(current)
+            raise
+
+    async def _users(self, entry: Entry) -> tuple[Holder, ...]:
+        if not entry.is_there(self._tree):
+            return ()
+        nodes = self._classes[entry.served_by].own_nodes(entry.device)
+        deadline = Deadline.after(self._default_timeout)
+        return await self._holders.of(entry.device, nodes, deadline)
+
+    async def _give_back(self, entry: Entry) -> None:
+        """Whatever was changed for it: by its class, and by a switch of its driver."""
+        device_class = self._classes[entry.served_by]
+        await device_class.give_back(self._hands, entry.device, entry.kept)
+        await switch_back(self._hands, entry.kept)
+
+    async def _wait_gone(self, entry: Entry, deadline: Deadline) -> None:
+        what = f"removal of device {entry.id} at {entry.device.request.address}"
+        await self._hands.wait(what, partial(_probe_gone, entry), deadline)
+
+    def _drop(self, entry: Entry) -> None:
+        self._table.drop(entry)
+        self._events.publish("device-detached", entry.id, entry.place())
+
+    # Going by itself.
 
     def _on_event(self, event: Uevent | None) -> None:
         """Look after devices that an event may have taken away; None: events were lost."""
         if event is not None and event.action != "remove":
             return
-        for device_id, entry in self._table.items():
-            if entry.device.state is not DeviceState.ATTACHED or device_id in self._checks:
+        for entry in self._table:
+            if entry.device.state is not DeviceState.ATTACHED or entry.id in self._checks:
                 continue
-            devpath = self._tree.devpath(Path(entry.device.sysfs_path)).strip("/").split("/")
+            devpath = self._tree.devpath(entry.directory).strip("/").split("/")
             parts = event.components if event else ()
             if tuple(devpath[: len(parts)]) == parts:
-                self._check(device_id, entry)
+                self._check(entry)
 
-    def _check(self, device_id: str, entry: _Entry) -> None:
+    def _check(self, entry: Entry) -> None:
         task = asyncio.get_running_loop().create_task(self._confirm_gone(entry))
-        self._checks[device_id] = task
-        task.add_done_callback(lambda _: self._checks.pop(device_id, None))
+        self._checks[entry.id] = task
+        task.add_done_callback(lambda _: self._checks.pop(entry.id, None))
 
-    async def _confirm_gone(self, entry: _Entry) -> None:
+    async def _confirm_gone(self, entry: Entry) -> None:
         try:
-            await self._board.wait(self._gone(entry), Deadline.after(_CONFIRM_SECONDS))
+            await self._wait_gone(entry, Deadline.after(_CONFIRM_SECONDS))
         except AgentError:
             return
-        current = self._table.get(entry.device.request.id)
-        if current is not None and current.device.state is DeviceState.ATTACHED:
+        current = self._table.find(entry.id)
+        if (
+            current is not None
+            and current.device.state is DeviceState.ATTACHED
+            and current.instance == entry.instance
+        ):
             self._mark_vanished(current)
 
-    def _mark_vanished(self, entry: _Entry) -> None:
+    def _mark_vanished(self, entry: Entry) -> None:
         device = entry.device
-        log.warning("device %s at %s has vanished", device.request.id, device.bdf)
-        # Not saved: it is a fact of sysfs, which restore looks at itself.
-        gone = replace(device, state=DeviceState.VANISHED)
-        self._table[device.request.id] = replace(entry, device=gone)
+        log.warning("device %s at %s has vanished", entry.id, device.request.address)
+        self._table.mark_vanished(entry)
         users = ", ".join(sorted(device.users))
-        self._events.publish(
-            "device-vanished", device.request.id, {**_place(device), "users": users}
-        )
+        self._events.publish("device-vanished", entry.id, {**entry.place(), "users": users})
 
 
-def _by_expectation(classes: Iterable[DeviceClass[Any]]) -> dict[type, DeviceClass[Any]]:
-    table: dict[type, DeviceClass[Any]] = {}
+def _by_name(classes: Iterable[DeviceClass[Any]]) -> dict[str, DeviceClass[Any]]:
+    table: dict[str, DeviceClass[Any]] = {}
     for each in classes:
-        if each.expectation in table:
-            raise ValueError(f"two device classes serve {each.expectation.__name__}")
-        table[each.expectation] = each
+        for other in table.values():
+            if other.expectation is each.expectation or other.name == each.name:
+                raise ValueError(f"two device classes serve {each.expectation.__name__}")
+        table[each.name] = each
     return table
 
 
-def _probe(
-    device_class: DeviceClass[Any], request: DeviceRequest, tree: SysfsTree
-) -> Verdict[_Entry]:
-    located = locate(tree, request.address)
-    if not isinstance(located, Ready):
-        return located
-    function = located.result
-    # Taken before the class looks: a device that is replaced meanwhile shows as gone later.
-    instance = tree.instance(function.directory)
-    verdict = device_class.probe(tree, function, request.kind)
-    if not isinstance(verdict, Ready):
-        return verdict
-    if instance is None:
-        return NotYet(evidence=f"{function.bdf} went away while it was looked at")
-    device = _attached(tree, request, function, verdict.result)
-    return Ready(_Entry(device=device, instance=instance))
-
-
-def _attached(
-    tree: SysfsTree, request: DeviceRequest, function: PciFunction, found: Found
-) -> AttachedDevice:
-    return AttachedDevice(
-        request=request,
-        pci_path=function.path,
-        bdf=str(function.bdf),
-        sysfs_path=str(function.directory),
-        driver=tree.link_name(function.directory / "driver") or "",
-        numa_node=numa_node(tree, function),
-        iommu_group=iommu_group(tree, function),
-        nodes=found.nodes,
-        info=found.info,
-    )
-
-
-def _probe_gone(entry: _Entry, tree: SysfsTree) -> Verdict[None]:
-    directory = Path(entry.device.sysfs_path)
-    if tree.instance(directory) != entry.instance:
+def _probe_gone(entry: Entry, tree: SysfsTree) -> Verdict[None]:
+    if not entry.is_there(tree):
         return Ready(None)
-    driver = tree.link_name(directory / "driver")
+    driver = tree.link_name(entry.directory / "driver")
     return NotYet(
         evidence=(
-            f"sysfs still has {entry.device.bdf}, "
+            f"sysfs still has {entry.directory.name}, "
             f"{f'bound to {driver}' if driver else 'without a driver'}"
         ),
-        near=(tree.devpath(directory),),
+        near=(tree.devpath(entry.directory),),
+        names=(entry.directory.name,),
+        facts=(("driver", driver or "none"),),
         reason=Reason.DEVICE_STILL_PRESENT,
     )
 
 
-def _repeated(device: AttachedDevice, request: DeviceRequest) -> AttachedDevice | None:
-    """The answer to a request for a known id; None when the device has to be found anew."""
-    if device.request != request:
-        raise already_exists(
-            f"device {request.id} is attached already, at {device.request.address}",
-            reason=Reason.ID_IN_USE,
-            hint="detach it first, or choose another id",
-            id=request.id,
-        )
-    match device.state:
-        case DeviceState.ATTACHED:
-            return device
-        case DeviceState.LEAVING:
-            raise wrong_state(f"device {request.id} is being detached", id=request.id)
-        case DeviceState.VANISHED:
-            _refuse_held(device)
-            return None
+def _own_holder(user: str) -> Holder:
+    """Users are noted as "storage ID" and "container ID"."""
+    kind, _, name = user.partition(" ")
+    return Holder(kind=HolderKind(kind), name=name)
 
 
-def _refuse_held(device: AttachedDevice) -> None:
-    if device.users:
-        users = ", ".join(sorted(device.users))
-        raise wrong_state(
-            f"device {device.request.id} is still used by {users}",
-            reason=Reason.STILL_IN_USE,
-            hint="detach what uses it first",
-            id=device.request.id,
-            users=users,
-        )
-
-
-def _address_in_use(address: PciAddress, other: str) -> AgentError:
-    return already_exists(
-        f"the address {address} belongs to device {other}",
-        reason=Reason.ADDRESS_IN_USE,
-        address=address,
-        id=other,
+def _still_used(device: AttachedDevice, holders: tuple[Holder, ...]) -> AgentError:
+    first = ", ".join(map(str, holders[:3]))
+    more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""
+    given = {"users": ", ".join(sorted(device.users))} if device.users else {}
+    return wrong_state(
+        f"device {device.request.id} is still used: {first}{more}",
+        reason=Reason.STILL_IN_USE,
+        hint="end what uses it first; nothing has changed. Devices.Holders has the whole list",
+        id=device.request.id,
+        holders=_as_json(holders),
+        holders_in_all=len(holders),
+        **given,
     )
 
 
-def _is_at(device: AttachedDevice, address: PciAddress) -> bool:
-    if isinstance(address, PciPath):
-        return device.pci_path == address
-    return device.bdf == str(address)
-
-
-def _place(device: AttachedDevice) -> dict[str, str]:
-    nodes = ",".join(node.path for node in device.nodes)
-    return {"pci_path": str(device.pci_path), "bdf": device.bdf, "nodes": nodes}
-
-
-def _read_record(device_id: str, record: dict[str, Any]) -> _Entry | None:
-    try:
-        device, instance = from_record(record)
-    except (KeyError, TypeError, ValueError, AgentError) as error:
-        log.warning("the saved state of device %s is of another shape: %r", device_id, error)
-        return None
-    return _Entry(device=device, instance=instance)
+def _as_json(holders: tuple[Holder, ...]) -> str:
+    """As many as fit into one field of an error, which would be cut in the middle else."""
+    texts: list[str] = []
+    room = _HOLDERS_BYTES
+    for holder in holders:
+        text = json.dumps({name: value for name, value in asdict(holder).items() if value})
+        room -= len(text) + 1
+        if room < 0:
+            break
+        texts.append(text)
+    return f"[{','.join(texts)}]"

@@ -21,7 +21,17 @@ PROTOCOL: Final = "innkeeper.v1"
 
 FEATURES: Final = (
     "containers",
+    "containers.cpus",
+    "containers.update",
     "devices.block",
+    "devices.common",
+    "devices.fpga",
+    "devices.gpu",
+    "devices.nic",
+    "devices.pmem",
+    "devices.reconfigure",
+    "devices.rng",
+    "devices.vfio",
     "health",
     "processes",
     "processes.attach",
@@ -29,6 +39,7 @@ FEATURES: Final = (
     "sandbox.clock",
     "sandbox.entropy",
     "sandbox.events",
+    "sandbox.resources",
     "storages.block",
 )
 """What is built; protocol/innkeeper/v1/README.md says what each name promises."""

@@ -3,6 +3,7 @@
     bundles/ID/config.json    what the runtime reads
     bundles/ID/pid            what it writes
     bundles/ID/exec-EXEC.json, exec-EXEC.pid
+    bundles/ID/update.json    what the runtime reads for an update
     bundles/ID/layer/         a tmpfs with the overlay's upper and work directory
     bundles/ID/rootfs/        the overlay
 
@@ -78,6 +79,11 @@ class Bundle:
 
     def write_exec(self, exec_id: str, text: str) -> Path:
         path = self.path / f"exec-{exec_id}.json"
+        self._write(path, text)
+        return path
+
+    def write_update(self, text: str) -> Path:
+        path = self.path / "update.json"
         self._write(path, text)
         return path
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import select
 import signal
 from pathlib import Path
@@ -20,8 +21,18 @@ from agent.core.exits import is_within
 from agent.linux import pseudo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from agent.core.deadlines import Deadline
     from agent.core.roots import Roots
+
+
+_LIMIT = re.compile(
+    r"cpu\.(max|max\.burst|weight|idle|uclamp\.(min|max))|cpuset\.(cpus|mems)"
+    r"|io\.(max|weight|bfq\.weight)|hugetlb\..+\.max|(pids|rdma|misc)\.max"
+    r"|memory\.(min|low|high|max|oom\.group|(swap|zswap)\.max|swap\.high)"
+)
+"""Files of limits (cgroup-v2.rst); what was written to them reads as it can be written."""
 
 
 class Cgroup:
@@ -68,6 +79,25 @@ class Cgroup:
             except OSError as error:
                 doing = f"remove the cgroup {group}"
                 raise kernel_refused(error, doing=doing, reason=Reason.STILL_IN_USE) from error
+
+    def limits(self) -> dict[str, str]:
+        """What the group's files of limits say now, by name; none when it is gone."""
+        files = self._directory.iterdir() if self._directory.is_dir() else ()
+        names = sorted(file.name for file in files if _LIMIT.fullmatch(file.name))
+        found = {name: pseudo.read_optional(self._directory / name) for name in names}
+        return {name: text for name, text in found.items() if text is not None}
+
+    def set_limits(self, wanted: Mapping[str, str]) -> None:
+        """Write back what `limits` gave, where it is another now. Raises AgentError."""
+        now = self.limits()
+        for name, text in wanted.items():
+            if now.get(name, text) == text:
+                continue
+            try:
+                for line in _lines(name, text, now[name]):
+                    pseudo.write(self._directory / name, line)
+            except OSError as error:
+                raise kernel_refused(error, doing=f"set {name} of {self.path} back") from error
 
     def _groups(self) -> list[Path]:
         """The group and all below it, parents first."""
@@ -125,6 +155,18 @@ def signal_member(roots: Roots, pid: int, cgroup: str, number: int) -> None:
 def own_paths(text: str) -> list[str]:
     """The cgroup v2 path in a `/proc/PID/cgroup` (line `0::PATH`, cgroups(7))."""
     return [line[3:] for line in text.split("\n") if line.startswith("0::")]
+
+
+def _lines(name: str, wanted: str, now: str) -> Iterator[str]:
+    """The writes that make of `now` what is wanted; io.max takes one device at a time,
+    and doesn't show those that have no limit."""
+    if name == "io.max":
+        kept = {line.split(" ")[0] for line in wanted.splitlines()}
+        for device in {line.split(" ")[0] for line in now.splitlines()} - kept:
+            yield f"{device} rbps=max wbps=max riops=max wiops=max"
+    for line in wanted.splitlines():
+        # An empty list of CPUs is written as an empty line: nothing is no write.
+        yield line or "\n"
 
 
 def _is_empty(events: int) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +21,24 @@ from agent.core.model import ContainerState, ContainerStatus, RootStorage
 from agent.core.names import check_id
 from agent.core.undo import UndoStack
 from agent.handlers.runtime import spec as oci
+from agent.handlers.runtime import update
 from agent.handlers.runtime.bundle import check_root_directory
+from agent.handlers.runtime.grants import Granted, User, grant_device
 from agent.handlers.runtime.launch import launch
 from agent.handlers.runtime.process import Process
 from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord, fingerprint
 from agent.handlers.runtime.restore import restore
 from agent.handlers.runtime.retention import Retention
 from agent.handlers.runtime.runtime import CreateCall, RuntimeState, Stdio
-from agent.handlers.runtime.spec_devices import GrantedNode, granted_nodes
+from agent.handlers.runtime.spec_devices import guest_has, plan_devices, put_devices
+from agent.handlers.runtime.spec_env import translate_env
 from agent.handlers.runtime.spec_process import has_terminal
 from agent.handlers.runtime.table import Container, ContainerTable
 from agent.handlers.runtime.teardown import holder, push_teardown
 from agent.handlers.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from agent.core.model import ContainerRequest
+    from agent.core.model import ContainerRequest, ContainerUpdate
     from agent.handlers.runtime.context import RuntimeContext
 
 log = logging.getLogger(__name__)
@@ -83,6 +87,19 @@ class Containers:
         self.table.container(container_id)
         deadline = Deadline.after(DEFAULT_TIMEOUT)
         return await self.turns.take(container_id, lambda: self._start(container_id, deadline))
+
+    async def update(self, change: ContainerUpdate) -> ContainerStatus:
+        """Change limits, device grants and exclusive CPUs, all of it or nothing.
+
+        Raises BAD_SPEC, BAD_FIELD, UNKNOWN_CONTAINER, UNKNOWN_DEVICE, WRONG_STATE (it has
+        ended, or a new node can't be made in it), CPUS_EXHAUSTED, RUNTIME_REFUSED.
+        """
+        check_id("container", change.id)
+        resources = oci.parse_resources(change.resources) if change.resources else None
+        deadline = Deadline.of_request(change.timeout, DEFAULT_TIMEOUT)
+        container = self.table.container(change.id)
+        work = partial(self._update, change, resources, deadline)
+        return await self.turns.take(container.id, work)
 
     async def remove(self, container_id: str, grace: float, timeout: float | None) -> None:
         """End the container (SIGTERM, SIGKILL after `grace` seconds) and remove all of it.
@@ -155,6 +172,7 @@ class Containers:
             storages=tuple(dict.fromkeys(storages)),
             devices=tuple(dict.fromkeys(grant.device_id for grant in request.devices)),
             layer=request.writable_layer,
+            exclusive_cpus=request.exclusive_cpus,
         )
 
     async def _build(
@@ -170,26 +188,51 @@ class Containers:
             oci.storage_mount(mount, context.storages.acquire(mount.storage_id, container.id))
             for mount in request.storages
         ]
-        devices = self._hold_devices(request)
+        granted = self._hold_devices(request)
         root = await self._root(request, deadline)
         bundle.make()
         if request.writable_layer:
             root = await bundle.mount_layer(context.files, root, context.layer_size, deadline)
-        around = oci.Surroundings(
-            root=root, cgroup=container.record.cgroup, mounts=mounts, devices=devices
-        )
+        around = oci.Surroundings(root=root, cgroup=container.record.cgroup, mounts=mounts)
         config = oci.complete(spec, around)
+        self._add_devices(container, config, granted)
         if folders := oci.mount_folders(spec, mounts):
             await context.files.make_link_targets(root, folders, deadline)
         bundle.write_config(oci.to_json(config))
         await self._launch(container, config, deadline)
+        if request.exclusive_cpus:
+            await context.exclusive.grant(
+                container.id, container.record.cgroup, request.exclusive_cpus
+            )
 
-    def _hold_devices(self, request: ContainerRequest) -> tuple[GrantedNode, ...]:
-        found: tuple[GrantedNode, ...] = ()
+    def _hold_devices(self, request: ContainerRequest) -> tuple[Granted, ...]:
+        granted = []
         for grant in request.devices:
             device = self._context.devices.hold(grant.device_id, holder(request.id))
-            found += granted_nodes(grant, device.nodes)
-        return found
+            granted.append(grant_device(grant, device))
+        return tuple(granted)
+
+    def _add_devices(
+        self, container: Container, config: dict[str, Any], granted: tuple[Granted, ...]
+    ) -> None:
+        """Into the specification, and into what is known of the container for updates."""
+        plan = plan_devices(config, granted, partial(guest_has, self._context.roots))
+        for entry in plan.dropped:
+            log.warning(
+                "container %s: the guest has no counterpart of %s: left out", container.id, entry
+            )
+        put_devices(config, plan)
+        process = config["process"]
+        process["env"] = translate_env(process["env"], granted, container.id)
+        container.save(
+            replace(
+                container.record,
+                granted=granted,
+                rules=plan.rules,
+                claims=plan.claims,
+                owner=User.of(process),
+            )
+        )
 
     async def _root(self, request: ContainerRequest, deadline: Deadline) -> str:
         if isinstance(request.rootfs, RootStorage):
@@ -236,7 +279,7 @@ class Containers:
         # Also when it has ended meanwhile: a host that lost the answer asks again.
         if container.record.phase is Phase.STARTED:
             return container.status
-        container.require(ContainerState.CREATED, "start it")
+        container.require("start it", ContainerState.CREATED)
         container.mark(Phase.STARTING)
         try:
             await self._context.runtime.start(container_id, deadline)
@@ -247,6 +290,19 @@ class Containers:
         self._context.events.publish("container_started", container_id)
         self.announce_exit(container)
         return container.status
+
+    async def _update(
+        self, change: ContainerUpdate, resources: dict[str, Any] | None, deadline: Deadline
+    ) -> ContainerStatus:
+        container = self.table.container(change.id)
+        container.require("update it", ContainerState.CREATED, ContainerState.RUNNING)
+        await update.apply(self._context, container, change, resources, deadline)
+        return container.status
+
+    def take_back_update(self, container: Container) -> None:
+        """Undo an update that an earlier agent had not finished, as its next turn."""
+        if container.state is not ContainerState.STOPPED:
+            self.turns.enqueue(container.id, lambda: update.take_back(self._context, container))
 
     async def find_out(self, container: Container) -> None:
         """Ask the runtime whether a start that went wrong, or was cut off, took effect."""

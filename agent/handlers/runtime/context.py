@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent.handlers.runtime.cgroup import Cgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from agent.core.deadlines import Deadline
     from agent.core.exits import ExitWatcher
     from agent.core.model import AttachedDevice, MountedStorage
     from agent.core.roots import Roots
     from agent.handlers.runtime.bundle import Files
+    from agent.handlers.runtime.grants import PlacedNode
+    from agent.handlers.runtime.nodes import Place
     from agent.handlers.runtime.runtime import Runtime
     from agent.handlers.runtime.streams import StreamHome
 
@@ -53,9 +55,34 @@ class Events(Protocol):
     ) -> object: ...
 
 
+class ExclusiveCpus(Protocol):
+    """What is needed of `exclusive.ExclusiveCpus`; granting again re-asserts the partition."""
+
+    async def grant(self, container_id: str, cgroup: str, count: int) -> tuple[int, ...]: ...
+    async def release(self, container_id: str) -> None: ...
+    def of(self, container_id: str) -> tuple[int, ...]: ...
+    async def restore(self, granted: Mapping[str, tuple[str, int]]) -> None: ...
+
+
+class Nodes(Protocol):
+    """What is needed of `nodes.ContainerNodes`."""
+
+    def check(self, place: Place) -> None: ...
+    async def change(
+        self,
+        place: Place,
+        *,
+        remove: Sequence[PlacedNode],
+        make: Sequence[PlacedNode],
+        deadline: Deadline,
+    ) -> None: ...
+
+
 class Group(Protocol):
     """What is needed of `cgroup.Cgroup`."""
 
+    def limits(self) -> dict[str, str]: ...
+    def set_limits(self, wanted: Mapping[str, str]) -> None: ...
     def members(self) -> tuple[int, ...]: ...
     def kill(self) -> None: ...
     async def wait_empty(self, deadline: Deadline) -> None: ...
@@ -74,6 +101,8 @@ class RuntimeContext:
     files: Files
     devices: Devices
     storages: Storages
+    exclusive: ExclusiveCpus
+    nodes: Nodes
     streams: StreamHome
     parent: Callable[[], str]
     layer_size: int = LAYER_SIZE

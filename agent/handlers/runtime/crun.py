@@ -50,6 +50,9 @@ class Crun:
         await self._call("exec", [*arguments, "--", call.id], deadline, stdio=call.stdio)
         return _pid(call.pid_file)
 
+    async def update(self, container_id: str, resources: Path, deadline: Deadline) -> None:
+        await self._call("update", ["--resources", str(resources), "--", container_id], deadline)
+
     async def state(self, container_id: str, deadline: Deadline) -> RuntimeState | None:
         if not self._knows(container_id):
             return None

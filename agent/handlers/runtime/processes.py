@@ -18,6 +18,7 @@ from agent.handlers.runtime.launch import launch
 from agent.handlers.runtime.records import ProcessRecord, fingerprint
 from agent.handlers.runtime.runtime import ExecCall, Stdio
 from agent.handlers.runtime.spec import parse_process
+from agent.handlers.runtime.spec_env import translate_env
 from agent.handlers.runtime.spec_process import exec_defaults, has_terminal
 
 if TYPE_CHECKING:
@@ -159,9 +160,9 @@ class Processes:
         container = self._table.container(request.container_id)
         if (known := container.processes.get(request.exec_id)) is not None:
             return _repeated(known, request)
-        container.require(ContainerState.RUNNING, "run a process in it")
+        container.require("run a process in it", ContainerState.RUNNING)
         await self._containers.retention.make_room(container)
-        whole = exec_defaults(wanted, container.bundle.config()["process"])
+        whole = _whole(container, wanted)
         process = self._containers.new_process(
             ProcessRecord(
                 container_id=container.id,
@@ -213,6 +214,13 @@ class Processes:
                 field="all_processes",
             )
         return self._table.container(ref.container_id)
+
+
+def _whole(container: Container, wanted: dict[str, Any]) -> dict[str, Any]:
+    if env := wanted.get("env"):
+        # Its own; what it inherits is translated already.
+        wanted = {**wanted, "env": translate_env(env, container.record.granted, container.id)}
+    return exec_defaults(wanted, container.bundle.config()["process"])
 
 
 def _signal_all(container: Container, context: RuntimeContext, number: int) -> None:

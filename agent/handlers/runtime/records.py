@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from agent.core.model import ContainerRequest, ExecRequest, ProcessExit, ProcessRef
+from agent.core.model import (
+    ContainerRequest,
+    DeviceGrant,
+    DeviceNode,
+    ExecRequest,
+    NodeType,
+    ProcessExit,
+    ProcessRef,
+)
+from agent.handlers.runtime.grants import ROOT, Claim, Granted, User
 
 
 class Phase(StrEnum):
@@ -28,7 +37,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRecord:
-    """A container; `storages` and `devices` are the ids of what it holds."""
+    """A container; `storages` and `devices` are the ids of what it holds.
+
+    `rules` and `claims` are what the specification said of devices (spec_devices.py),
+    `owner` is whom it gives them to.
+    `incoming` are the grants of an update from its beginning to its end: an agent
+    that finds them takes that update back.
+    """
 
     KIND = "containers"
 
@@ -39,6 +54,12 @@ class ContainerRecord:
     storages: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     layer: bool = False
+    granted: tuple[Granted, ...] = ()
+    incoming: tuple[Granted, ...] | None = None
+    rules: tuple[dict[str, Any], ...] = ()
+    claims: tuple[Claim, ...] = ()
+    owner: User = ROOT
+    exclusive_cpus: int = 0
 
     @property
     def key(self) -> str:
@@ -58,6 +79,12 @@ class ContainerRecord:
             storages=tuple(map(str, data["storages"])),
             devices=tuple(map(str, data["devices"])),
             layer=bool(data["layer"]),
+            granted=_granted(data["granted"]),
+            incoming=None if data["incoming"] is None else _granted(data["incoming"]),
+            rules=tuple(dict(rule) for rule in data["rules"]),
+            claims=tuple(Claim(**claim) for claim in data["claims"]),
+            owner=User(*map(int, data["owner"])),
+            exclusive_cpus=int(data["exclusive_cpus"]),
         )
 
 
@@ -108,6 +135,23 @@ class ProcessRecord:
             input_end=None if end is None else int(end),
             exit=None if ended is None else ProcessExit(**ended),
         )
+
+
+def _granted(data: list[dict[str, Any]]) -> tuple[Granted, ...]:
+    return tuple(
+        Granted(
+            grant=DeviceGrant(**each["grant"]),
+            nodes=tuple(_node(node) for node in each["nodes"]),
+            host_paths=tuple(map(str, each["host_paths"])),
+            addresses=tuple((str(host), str(guest)) for host, guest in each["addresses"]),
+            vfio=bool(each["vfio"]),
+        )
+        for each in data
+    )
+
+
+def _node(data: dict[str, Any]) -> DeviceNode:
+    return DeviceNode(**{**data, "type": NodeType(data["type"])})
 
 
 def fingerprint(request: ContainerRequest | ExecRequest) -> str:

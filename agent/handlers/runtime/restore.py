@@ -45,6 +45,7 @@ async def restore(context: RuntimeContext, containers: Containers) -> None:
         else:
             context.state.delete(record.KIND, record.key)
     await asyncio.gather(*(_restore_one(context, containers, each) for each in found))
+    await _hold_cpus_again(context, found)
     _take_back_strays(context, containers, set(by_id))
     await _sweep(context, set(by_id))
 
@@ -61,6 +62,8 @@ async def _restore_one(
             containers.take_back(container)
         case Phase.STARTING:
             await _find_out(containers, container)
+        case _ if container.record.incoming is not None:
+            containers.take_back_update(container)
         case _:
             pass
 
@@ -97,6 +100,17 @@ def _hold_again(context: RuntimeContext, container: Container) -> None:
             context.devices.hold(device_id, holder(container.id))
         except AgentError as error:
             log.warning("container %s has lost device %s: %s", container.id, device_id, error)
+
+
+async def _hold_cpus_again(context: RuntimeContext, found: list[Container]) -> None:
+    records = [container.record for container in found]
+    await context.exclusive.restore(
+        {
+            record.id: (record.cgroup, record.exclusive_cpus)
+            for record in records
+            if record.exclusive_cpus and record.phase not in (Phase.CREATING, Phase.REMOVING)
+        }
+    )
 
 
 def _load(context: RuntimeContext, kind: type[R]) -> list[R]:

@@ -76,6 +76,13 @@ class Runtime(Protocol):
         """Returns the pid of the new process, which may have ended already."""
         ...
 
+    async def update(self, container_id: str, resources: Path, deadline: Deadline) -> None:
+        """Set limits and device rules from a file with OCI's linux.resources.
+
+        A list of rules replaces all that were there before.
+        """
+        ...
+
     async def state(self, container_id: str, deadline: Deadline) -> RuntimeState | None:
         """None for a container that the runtime doesn't know."""
         ...

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent.core.errors import invalid
-from agent.handlers.runtime.spec_devices import add_devices
+from agent.handlers.runtime.spec_devices import check_entry, check_rule
 from agent.handlers.runtime.spec_process import check_process, container_defaults
 from agent.handlers.runtime.specjson import Json, bad_spec, parse
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.core.model import MountedStorage, StorageMount
-    from agent.handlers.runtime.spec_devices import GrantedNode
 
 _OCI_VERSION = "1.0.2"
 
@@ -101,7 +100,6 @@ class Surroundings:
     root: str
     cgroup: str
     mounts: Sequence[dict[str, Any]]
-    devices: Sequence[GrantedNode]
 
 
 def parse_spec(data: bytes) -> dict[str, Any]:
@@ -123,8 +121,20 @@ def parse_process(data: bytes) -> dict[str, Any]:
     return process.members()
 
 
+def parse_resources(data: bytes) -> dict[str, Any]:
+    """OCI's linux.resources of an update; raises BAD_SPEC with the place of what is wrong.
+
+    Without rules for devices: those are the agent's to make, of the grants.
+    """
+    resources = parse(data)
+    if resources.get("devices") is not None:
+        raise bad_spec("devices", "the grants say which devices a container may use")
+    _check_resources(resources)
+    return {name: value for name, value in resources.members().items() if value is not None}
+
+
 def complete(spec: dict[str, Any], around: Surroundings) -> dict[str, Any]:
-    """What the runtime gets; raises BAD_FIELD when grants contradict each other."""
+    """What the runtime gets, but for devices (spec_devices.py)."""
     whole = {name: value for name, value in copy.deepcopy(spec).items() if value is not None}
     whole.setdefault("ociVersion", _OCI_VERSION)
     whole["process"] = container_defaults(whole["process"])
@@ -137,7 +147,6 @@ def complete(spec: dict[str, Any], around: Surroundings) -> dict[str, Any]:
     own_users = any(each["type"] == "user" for each in linux["namespaces"])
     whole.setdefault("mounts", _default_mounts(own_users=own_users))
     whole["mounts"] = [*whole["mounts"], *around.mounts]
-    add_devices(whole, around.devices)
     return whole
 
 
@@ -212,16 +221,12 @@ def _check_linux(linux: Json) -> None:
     linux.check("namespaces", _check_namespaces)
     linux.check("maskedPaths", Json.paths)
     linux.check("readonlyPaths", Json.paths)
-    linux.check("devices", lambda devices: devices.each(_check_device))
+    linux.check("devices", lambda devices: devices.each(check_entry))
     linux.check("resources", _check_resources)
 
 
-def _check_device(device: Json) -> None:
-    device.need("path").path()
-
-
 def _check_resources(resources: Json) -> None:
-    resources.check("devices", _check_rules)
+    resources.check("devices", lambda rules: rules.each(check_rule))
     resources.check("unified", _check_unified)
 
 
@@ -235,11 +240,6 @@ def _check_unified(unified: Json) -> None:
                 "is no file of a controller",
                 hint="known controllers: " + ", ".join(sorted(_CONTROLLERS)),
             )
-
-
-def _check_rules(rules: Json) -> None:
-    for rule in rules.items():
-        rule.need("allow").flag()
 
 
 def _check_namespaces(namespaces: Json) -> None:

@@ -90,6 +90,18 @@ class Json:
             raise self._wrong("true or false")
         return self.value
 
+    def one_of(self, *words: str) -> str:
+        text = self.text()
+        if text not in words:
+            raise bad_spec(self.place, f"{_shown(text)} is none of {', '.join(words)}")
+        return text
+
+    def letters(self, known: str) -> str:
+        text = self.text()
+        if not set(text) <= set(known):
+            raise bad_spec(self.place, f"{_shown(text)} is not made of the letters {known}")
+        return text
+
     def number(self, low: int, high: int) -> int:
         """A whole number of that range."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 from agent.core.errors import Reason, not_found, wrong_state
 from agent.core.model import ContainerState, ContainerStatus, ProcessExit, ProcessRef
 from agent.handlers.runtime.bundle import Bundle
+from agent.handlers.runtime.grants import effective, place
 from agent.handlers.runtime.records import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agent.handlers.runtime.context import RuntimeContext
+    from agent.handlers.runtime.grants import Granted, PlacedNode
     from agent.handlers.runtime.process import Process
     from agent.handlers.runtime.records import ContainerRecord
 
@@ -54,21 +58,31 @@ class Container:
             state=self.state,
             pid=first.pid if first else 0,
             exit=first.exit if first else None,
+            devices=effective(self.record.granted, self.placed(self.record.granted)),
+            exclusive_cpus=self._context.exclusive.of(self.id),
         )
+
+    def placed(self, granted: Sequence[Granted]) -> tuple[PlacedNode, ...]:
+        """Where these grants' nodes go; raises BAD_FIELD."""
+        claims = {claim.path: claim for claim in self.record.claims}
+        return place(granted, claims, self.record.owner)
 
     def mark(self, phase: Phase) -> None:
         """Save that this phase begins. Raises NO_SPACE."""
-        record = replace(self.record, phase=phase)
+        self.save(replace(self.record, phase=phase))
+
+    def save(self, record: ContainerRecord) -> None:
+        """Raises NO_SPACE, and then the record is what it was."""
         self._context.state.save(record.KIND, record.key, record.to_data())
         self.record = record
 
-    def require(self, state: ContainerState, doing: str) -> None:
-        """Raises WRONG_STATE unless the container is in `state` and stays there."""
+    def require(self, doing: str, *states: ContainerState) -> None:
+        """Raises WRONG_STATE unless the container is in one of the states and stays there."""
         if self.record.phase is Phase.REMOVING:
             raise wrong_state(f"container {self.id} is being removed: can't {doing}", id=self.id)
-        if self.state is not state:
+        if self.state not in states:
             raise wrong_state(
-                f"container {self.id} is {self.state}, not {state}: can't {doing}",
+                f"container {self.id} is {self.state}, not {' or '.join(states)}: can't {doing}",
                 id=self.id,
                 state=self.state,
             )

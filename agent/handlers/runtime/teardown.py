@@ -32,6 +32,7 @@ def push_teardown(
     undo.push("discard the streams", lambda: _forget_processes(container))
     undo.push("remove the cgroup", cgroup.remove)
     undo.push("delete it in the runtime", lambda: runtime.delete(container.id, deadline))
+    undo.push("release its CPUs", lambda: context.exclusive.release(container.id))
     undo.push("end its processes", lambda: _end_processes(container, deadline))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agent.core.errors import Reason, invalid
 from agent.core.model import (
     ContainerRequest,
     ContainerState,
     ContainerStatus,
+    ContainerUpdate,
     DeviceGrant,
     RootPath,
     RootStorage,
@@ -16,6 +19,9 @@ from agent.core.names import check_id
 from agent.server.convert import fields
 from agent.server.convert.processes import exit_status
 from innkeeper.v1 import containers_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _UNBUILT = ("cdi_devices", "shared_namespaces")
 _ALL_PERMISSIONS = "rwm"
@@ -32,8 +38,21 @@ def container_request(asked: containers_pb2.CreateContainerRequest) -> Container
         rootfs=_rootfs(asked),
         writable_layer=asked.writable_layer,
         storages=tuple(_mount(m, f"storages[{i}]") for i, m in enumerate(asked.storages)),
-        devices=tuple(_grant(g, f"devices[{i}]") for i, g in enumerate(asked.devices)),
+        devices=_grants(asked.devices, "devices"),
+        exclusive_cpus=asked.exclusive_cpus,
         timeout=fields.seconds(asked.timeout_seconds, "timeout_seconds"),
+    )
+
+
+def container_update(asked: containers_pb2.UpdateContainerRequest) -> ContainerUpdate:
+    """What to change; an absent message or number means: as it is."""
+    return ContainerUpdate(
+        id=check_id("container", asked.id),
+        resources=asked.resources or None,
+        devices=(
+            _grants(asked.devices.grants, "devices.grants") if asked.HasField("devices") else None
+        ),
+        exclusive_cpus=asked.exclusive_cpus if asked.HasField("exclusive_cpus") else None,
     )
 
 
@@ -51,19 +70,25 @@ def _mount(mount: containers_pb2.StorageMount, field: str) -> StorageMount:
     )
 
 
+def _grants(grants: Sequence[containers_pb2.DeviceGrant], field: str) -> tuple[DeviceGrant, ...]:
+    fields.require_room(len(grants) - 1, field)
+    return tuple(_grant(grant, f"{field}[{number}]") for number, grant in enumerate(grants))
+
+
 def _grant(grant: containers_pb2.DeviceGrant, field: str) -> DeviceGrant:
-    path = grant.container_path
+    path, node = grant.container_path, grant.node
     return DeviceGrant(
         device_id=check_id("device", grant.device_id),
         container_path=fields.absolute_path(path, f"{field}.container_path") if path else None,
         permissions=_permissions(grant.permissions, f"{field}.permissions"),
+        node=fields.absolute_path(node, f"{field}.node") if node else None,
     )
 
 
 def _permissions(letters: str, field: str) -> str:
     if len(set(letters)) != len(letters) or not set(letters) <= set(_ALL_PERMISSIONS):
         raise invalid(f"{field}: {letters!r} is not made of r, w and m, each once", field=field)
-    return letters or _ALL_PERMISSIONS
+    return letters
 
 
 _STATES = {
@@ -80,4 +105,14 @@ def container_status(status: ContainerStatus) -> containers_pb2.ContainerStatus:
         state=_STATES[status.state],
         pid=status.pid,
         exit=None if status.exit is None else exit_status(status.exit),
+        devices=[
+            containers_pb2.DeviceGrant(
+                device_id=grant.device_id,
+                container_path=grant.container_path or "",
+                permissions=grant.permissions,
+                node=grant.node or "",
+            )
+            for grant in status.devices
+        ],
+        exclusive_cpus=status.exclusive_cpus,
     )

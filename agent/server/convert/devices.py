@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.core.errors import Reason, invalid
-from agent.core.model import (
-    AttachedDevice,
-    BlockExpectation,
-    DeviceRequest,
-    DeviceState,
-    HostTuple,
-)
+from agent.core.errors import invalid
+from agent.core.holding import Holder, HolderKind
+from agent.core.model import AttachedDevice, DeviceRequest, DeviceState, HostTuple
 from agent.core.names import check_id
-from agent.core.pci import Bdf, PciAddress, PciPath
-from agent.server.convert import fields
-from agent.server.limits import DEVICE_BATCH
-from agent.server.routing import not_built
-from innkeeper.v1 import devices_pb2
+from agent.server.convert import addresses, fields, kinds
+from agent.server.limits import DEVICE_BATCH, MODULES
+from innkeeper.v1 import devices_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +18,7 @@ if TYPE_CHECKING:
 _NONE = -1
 
 
-def device_requests(devices: Iterable[devices_pb2.Device]) -> tuple[DeviceRequest, ...]:
+def device_requests(devices: Iterable[pb.Device]) -> tuple[DeviceRequest, ...]:
     """A batch: 1 to 64 devices with different ids."""
     requests = tuple(
         device_request(device, f"devices[{index}]") for index, device in enumerate(devices)
@@ -41,81 +34,76 @@ def device_requests(devices: Iterable[devices_pb2.Device]) -> tuple[DeviceReques
     return requests
 
 
-def device_request(device: devices_pb2.Device, field: str) -> DeviceRequest:
+def device_request(device: pb.Device, field: str) -> DeviceRequest:
     """One device of the batch; `field` is where it stands in the request."""
     return DeviceRequest(
         id=check_id("device", device.id),
-        address=_address(device.address, f"{field}.address"),
-        kind=_kind(device, field),
+        address=addresses.address(device.address, f"{field}.address"),
+        kind=kinds.expectation(device, field),
         host=tuple(HostTuple(type=host.type, id=host.id) for host in device.host),
+        load_modules=kinds.names(device.load_modules, f"{field}.load_modules", MODULES),
         timeout=fields.seconds(device.timeout_seconds, f"{field}.timeout_seconds"),
     )
 
 
-def _address(address: devices_pb2.DeviceAddress, field: str) -> PciAddress:
-    match address.WhichOneof("address"):
-        case "pci_path":
-            return PciPath.parse(address.pci_path)
-        case "pci_bdf":
-            return Bdf.parse(address.pci_bdf)
-        case None:
-            raise invalid(f"{field}: no address is set", reason=Reason.BAD_ADDRESS, field=field)
-        case other:
-            raise not_built(f"{field}: a device by its {other} address")
-
-
-def _kind(device: devices_pb2.Device, field: str) -> BlockExpectation:
-    match fields.choice(device, "kind", field):
-        case "block":
-            serial = fields.plain_text(device.block.expect_serial, f"{field}.block.expect_serial")
-            return BlockExpectation(serial=serial or None, size=device.block.expect_size or None)
-        case other:
-            raise not_built(f"{field}: a device of the kind {other}")
-
-
 _STATES = {
-    DeviceState.ATTACHED: devices_pb2.DEVICE_STATE_ATTACHED,
-    DeviceState.LEAVING: devices_pb2.DEVICE_STATE_LEAVING,
-    DeviceState.VANISHED: devices_pb2.DEVICE_STATE_VANISHED,
+    DeviceState.ATTACHED: pb.DEVICE_STATE_ATTACHED,
+    DeviceState.LEAVING: pb.DEVICE_STATE_LEAVING,
+    DeviceState.VANISHED: pb.DEVICE_STATE_VANISHED,
 }
 
 
-def attached_device(attached: AttachedDevice) -> devices_pb2.AttachedDevice:
+def attached_device(attached: AttachedDevice) -> pb.AttachedDevice:
     """A device that is usable, as the host gets to know it."""
-    return devices_pb2.AttachedDevice(
+    return pb.AttachedDevice(
         device=_as_asked(attached.request),
-        pci_path=str(attached.pci_path),
+        pci_path=str(attached.pci_path or ""),
         pci_bdf=attached.bdf,
         sysfs_path=attached.sysfs_path,
         driver=attached.driver,
         numa_node=_NONE if attached.numa_node is None else attached.numa_node,
         iommu_group=_NONE if attached.iommu_group is None else attached.iommu_group,
         nodes=[
-            devices_pb2.DeviceNode(path=n.path, type=n.type.value, major=n.major, minor=n.minor)
+            pb.DeviceNode(path=n.path, type=n.type.value, major=n.major, minor=n.minor)
             for n in attached.nodes
         ],
         state=_STATES[attached.state],
         users=sorted(attached.users),
-        block=devices_pb2.BlockInfo(
-            size=attached.info.size,
-            logical_block_size=attached.info.logical_block_size,
-            read_only=attached.info.read_only,
-            model=attached.info.model,
-            serial=attached.info.serial,
-        ),
+        pci_id=attached.pci_id,
+        pci_class=attached.pci_class,
+        bus_address=attached.bus_address,
+        **kinds.info_message(attached.info),  # type: ignore[arg-type]
     )
 
 
-def _as_asked(request: DeviceRequest) -> devices_pb2.Device:
-    text = str(request.address)
-    by_path = isinstance(request.address, PciPath)
-    pb = devices_pb2.DeviceAddress
-    return devices_pb2.Device(
+def _as_asked(request: DeviceRequest) -> pb.Device:
+    return pb.Device(
         id=request.id,
-        address=pb(pci_path=text) if by_path else pb(pci_bdf=text),
-        host=[devices_pb2.HostTuple(type=host.type, id=host.id) for host in request.host],
+        address=addresses.as_asked(request.address),
+        host=[pb.HostTuple(type=host.type, id=host.id) for host in request.host],
         timeout_seconds=request.timeout or 0,
-        block=devices_pb2.BlockDevice(
-            expect_serial=request.kind.serial or "", expect_size=request.kind.size or 0
-        ),
+        load_modules=request.load_modules,
+        **kinds.kind_message(request.kind),  # type: ignore[arg-type]
+    )
+
+
+_HOLDERS = {
+    HolderKind.STORAGE: pb.HOLDER_KIND_STORAGE,
+    HolderKind.CONTAINER: pb.HOLDER_KIND_CONTAINER,
+    HolderKind.MOUNT: pb.HOLDER_KIND_MOUNT,
+    HolderKind.DESCRIPTOR: pb.HOLDER_KIND_DESCRIPTOR,
+    HolderKind.SWAP: pb.HOLDER_KIND_SWAP,
+    HolderKind.STACKED: pb.HOLDER_KIND_STACKED,
+    HolderKind.NETWORK_NAMESPACE: pb.HOLDER_KIND_NETWORK_NAMESPACE,
+}
+
+
+def holder(found: Holder) -> pb.DeviceHolder:
+    """One who uses a device."""
+    return pb.DeviceHolder(
+        kind=_HOLDERS[found.kind],
+        name=found.name,
+        path=found.path,
+        pid=found.pid,
+        command=found.command,
     )

@@ -93,24 +93,30 @@ class DeviceGrant(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     CONTAINER_PATH_FIELD_NUMBER: _builtins.int
     PERMISSIONS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     """Id of an attached device."""
     container_path: _builtins.str
-    """Path of the node in the container; empty: as in the guest. Only for
-    devices with one node.
+    """Path of the node in the container; empty: as in the guest. Only where one
+    node is granted.
     """
     permissions: _builtins.str
-    """Letters of "rwm"; empty means all."""
+    """Letters of "rwm"; empty means what the rules of `spec` allow for the entry that
+    this grant claims, and all where there is none.
+    """
+    node: _builtins.str
+    """Only this node of the device, by its path in the guest; empty: all its nodes."""
     def __init__(
         self,
         *,
         device_id: _builtins.str = ...,
         container_path: _builtins.str = ...,
         permissions: _builtins.str = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_path", b"container_path", "device_id", b"device_id", "permissions", b"permissions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_path", b"container_path", "device_id", b"device_id", "node", b"node", "permissions", b"permissions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,6 +138,7 @@ class CreateContainerRequest(_message.Message):
     CDI_DEVICES_FIELD_NUMBER: _builtins.int
     SHARED_NAMESPACES_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_CPUS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
     spec: _builtins.bytes
@@ -149,13 +156,25 @@ class CreateContainerRequest(_message.Message):
     """Put a writable layer in memory over the root, which stays unchanged."""
     timeout_seconds: _builtins.float
     """Seconds; 0 means 30."""
+    exclusive_cpus: _builtins.int
+    """CPUs that this container has for itself alone (a cpuset partition): nobody
+    else in the guest runs on them. 0: none. RESOURCE_EXHAUSTED
+    (CPUS_EXHAUSTED) when the guest has not so many to give away: one CPU at
+    least stays for everybody.
+    """
     @_builtins.property
     def storages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StorageMount]:
         """Storages, mounted at their destinations in this order."""
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceGrant]:
-        """Devices."""
+        """Devices. In `spec`, an entry of linux.devices at a grant's path, or at a path
+        by which the host knows the device (Device.host, type "path"), becomes the
+        guest's node; device rules with that entry's numbers follow it. An entry that no
+        grant claims is dropped with its rules, unless it is a character device that the
+        guest has by the same name and numbers: a number of the host's may be anything
+        here.
+        """
 
     @_builtins.property
     def cdi_devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -178,10 +197,11 @@ class CreateContainerRequest(_message.Message):
         cdi_devices: _abc.Iterable[_builtins.str] | None = ...,
         shared_namespaces: _abc.Iterable[_builtins.str] | None = ...,
         timeout_seconds: _builtins.float = ...,
+        exclusive_cpus: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "rootfs", b"rootfs", "storage_id", b"storage_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdi_devices", b"cdi_devices", "devices", b"devices", "id", b"id", "path", b"path", "rootfs", b"rootfs", "shared_namespaces", b"shared_namespaces", "spec", b"spec", "storage_id", b"storage_id", "storages", b"storages", "timeout_seconds", b"timeout_seconds", "writable_layer", b"writable_layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdi_devices", b"cdi_devices", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "path", b"path", "rootfs", b"rootfs", "shared_namespaces", b"shared_namespaces", "spec", b"spec", "storage_id", b"storage_id", "storages", b"storages", "timeout_seconds", b"timeout_seconds", "writable_layer", b"writable_layer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_rootfs: _TypeAlias = _typing.Literal["storage_id", "path"]  # noqa: Y015
     _WhichOneofArgType_rootfs: _TypeAlias = _typing.Literal["rootfs", b"rootfs"]  # noqa: Y015
@@ -199,6 +219,8 @@ class ContainerStatus(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_CPUS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
     state: Global___ContainerState.ValueType
@@ -209,6 +231,14 @@ class ContainerStatus(_message.Message):
     def exit(self) -> _types_pb2.ExitStatus:
         """Set in the state STOPPED."""
 
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceGrant]:
+        """What it may use now."""
+
+    @_builtins.property
+    def exclusive_cpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CPUs that it has for itself, by number."""
+
     def __init__(
         self,
         *,
@@ -216,10 +246,12 @@ class ContainerStatus(_message.Message):
         state: Global___ContainerState.ValueType = ...,
         pid: _builtins.int = ...,
         exit: _types_pb2.ExitStatus | None = ...,
+        devices: _abc.Iterable[Global___DeviceGrant] | None = ...,
+        exclusive_cpus: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "id", b"id", "pid", b"pid", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "exit", b"exit", "id", b"id", "pid", b"pid", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -256,13 +288,19 @@ class UpdateContainerRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_CPUS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
     resources: _builtins.bytes
     """OCI "linux.resources" as JSON, without devices; empty: unchanged."""
+    exclusive_cpus: _builtins.int
+    """Exclusive CPUs in all; absent: unchanged."""
     @_builtins.property
     def devices(self) -> Global___DeviceGrants:
-        """The whole list of grants; absent: unchanged."""
+        """The whole list of grants; absent: unchanged. What is new gets its node in
+        the running container, what is missing loses node and right. A process that
+        has a node open keeps it open.
+        """
 
     def __init__(
         self,
@@ -270,12 +308,15 @@ class UpdateContainerRequest(_message.Message):
         id: _builtins.str = ...,
         resources: _builtins.bytes = ...,
         devices: Global___DeviceGrants | None = ...,
+        exclusive_cpus: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "id", b"id", "resources", b"resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "resources", b"resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__exclusive_cpus: _TypeAlias = _typing.Literal["exclusive_cpus"]  # noqa: Y015
+    _WhichOneofArgType__exclusive_cpus: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exclusive_cpus) -> _WhichOneofReturnType__exclusive_cpus | None: ...
 
 Global___UpdateContainerRequest: _TypeAlias = UpdateContainerRequest  # noqa: Y015
 

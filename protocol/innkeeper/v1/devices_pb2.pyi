@@ -93,6 +93,8 @@ class _DetachPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DetachPha
     """After the host's unplug request: wait until it is gone, forget it."""
     DETACH_PHASE_CANCEL: _DetachPhase.ValueType  # 3
     """The host will not unplug after all."""
+    DETACH_PHASE_RELEASE: _DetachPhase.ValueType  # 4
+    """The device stays: give it back and forget it."""
 
 class DetachPhase(_DetachPhase, metaclass=_DetachPhaseEnumTypeWrapper):
     """A phase of Detach."""
@@ -105,7 +107,63 @@ DETACH_PHASE_COMPLETE: DetachPhase.ValueType  # 2
 """After the host's unplug request: wait until it is gone, forget it."""
 DETACH_PHASE_CANCEL: DetachPhase.ValueType  # 3
 """The host will not unplug after all."""
+DETACH_PHASE_RELEASE: DetachPhase.ValueType  # 4
+"""The device stays: give it back and forget it."""
 Global___DetachPhase: _TypeAlias = DetachPhase  # noqa: Y015
+
+class _HolderKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HolderKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HolderKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HOLDER_KIND_UNSPECIFIED: _HolderKind.ValueType  # 0
+    """Never sent."""
+    HOLDER_KIND_STORAGE: _HolderKind.ValueType  # 1
+    """A storage of the agent's (`name`: its id)."""
+    HOLDER_KIND_CONTAINER: _HolderKind.ValueType  # 2
+    """A container (`name`: its id)."""
+    HOLDER_KIND_MOUNT: _HolderKind.ValueType  # 3
+    """A mount (`path`: the mount point, `name`: the source; `pid`, `command`: a
+    process that sees it, when that is not PID 1).
+    """
+    HOLDER_KIND_DESCRIPTOR: _HolderKind.ValueType  # 4
+    """An open descriptor (`path`: the node, `pid` and `command`: whose)."""
+    HOLDER_KIND_SWAP: _HolderKind.ValueType  # 5
+    """Swap space (`path`: the node)."""
+    HOLDER_KIND_STACKED: _HolderKind.ValueType  # 6
+    """A device on top, of device-mapper, md or bcache (`name`: "dm-0")."""
+    HOLDER_KIND_NETWORK_NAMESPACE: _HolderKind.ValueType  # 7
+    """The network namespace that has the interface, when it is not the agent's own
+    (`name`: "net:[4026532281]"; `path`: the interface's device path there;
+    `pid`, `command`: a process in it).
+    """
+
+class HolderKind(_HolderKind, metaclass=_HolderKindEnumTypeWrapper):
+    """How somebody uses a device."""
+
+HOLDER_KIND_UNSPECIFIED: HolderKind.ValueType  # 0
+"""Never sent."""
+HOLDER_KIND_STORAGE: HolderKind.ValueType  # 1
+"""A storage of the agent's (`name`: its id)."""
+HOLDER_KIND_CONTAINER: HolderKind.ValueType  # 2
+"""A container (`name`: its id)."""
+HOLDER_KIND_MOUNT: HolderKind.ValueType  # 3
+"""A mount (`path`: the mount point, `name`: the source; `pid`, `command`: a
+process that sees it, when that is not PID 1).
+"""
+HOLDER_KIND_DESCRIPTOR: HolderKind.ValueType  # 4
+"""An open descriptor (`path`: the node, `pid` and `command`: whose)."""
+HOLDER_KIND_SWAP: HolderKind.ValueType  # 5
+"""Swap space (`path`: the node)."""
+HOLDER_KIND_STACKED: HolderKind.ValueType  # 6
+"""A device on top, of device-mapper, md or bcache (`name`: "dm-0")."""
+HOLDER_KIND_NETWORK_NAMESPACE: HolderKind.ValueType  # 7
+"""The network namespace that has the interface, when it is not the agent's own
+(`name`: "net:[4026532281]"; `path`: the interface's device path there;
+`pid`, `command`: a process in it).
+"""
+Global___HolderKind: _TypeAlias = HolderKind  # noqa: Y015
 
 @_typing.final
 class DeviceAddress(_message.Message):
@@ -128,13 +186,17 @@ class DeviceAddress(_message.Message):
     pci_bdf: _builtins.str
     """As the guest sees it now: "0000:01:00.0"; domains may have more digits."""
     ccw: _builtins.str
-    """s390 channel device, "0.0.0001"."""
+    """s390 channel device: channel subsystem, subchannel set, device number, as
+    in "0.0.0001".
+    """
     mmio: _builtins.str
-    """virtio-mmio device: the base address, as in "0xd0000000"."""
+    """virtio-mmio device: the base address of its registers, as in "0xd0000000"."""
     path: _builtins.str
-    """A node in the guest's /dev."""
+    """A node in the guest's /dev, as in "/dev/vdb"."""
     mac: _builtins.str
-    """A network interface's MAC address."""
+    """A network interface's MAC address, six octets in hex with colons: the one
+    physical interface that has it, never a VLAN, bond or bridge on top.
+    """
     @_builtins.property
     def scsi(self) -> Global___ScsiAddress:
         """SCSI host:channel:target:lun."""
@@ -162,16 +224,21 @@ Global___DeviceAddress: _TypeAlias = DeviceAddress  # noqa: Y015
 
 @_typing.final
 class ScsiAddress(_message.Message):
-    """A SCSI address."""
+    """A SCSI address. Without adapter and host it must fit one device only."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTER_PCI_PATH_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     LUN_FIELD_NUMBER: _builtins.int
     adapter_pci_path: _builtins.str
     """The PCI path of the host adapter; empty: any adapter."""
+    host: _builtins.int
+    """Number of the SCSI host in the guest; unset: any host (of the adapter).
+    Numbers depend on the order in which adapters were found: prefer the adapter.
+    """
     channel: _builtins.int
     """Channel (bus) of the adapter."""
     target: _builtins.int
@@ -182,15 +249,18 @@ class ScsiAddress(_message.Message):
         self,
         *,
         adapter_pci_path: _builtins.str = ...,
+        host: _builtins.int | None = ...,
         channel: _builtins.int = ...,
         target: _builtins.int = ...,
         lun: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host", b"_host", "host", b"host"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_pci_path", b"adapter_pci_path", "channel", b"channel", "lun", b"lun", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host", b"_host", "adapter_pci_path", b"adapter_pci_path", "channel", b"channel", "host", b"host", "lun", b"lun", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__host: _TypeAlias = _typing.Literal["host"]  # noqa: Y015
+    _WhichOneofArgType__host: _TypeAlias = _typing.Literal["_host", b"_host"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host) -> _WhichOneofReturnType__host | None: ...
 
 Global___ScsiAddress: _TypeAlias = ScsiAddress  # noqa: Y015
 
@@ -232,6 +302,7 @@ class Device(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    LOAD_MODULES_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     VFIO_FIELD_NUMBER: _builtins.int
     NIC_FIELD_NUMBER: _builtins.int
@@ -253,6 +324,13 @@ class Device(_message.Message):
     @_builtins.property
     def host(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostTuple]:
         """How the host knows it; told to workloads, not interpreted."""
+
+    @_builtins.property
+    def load_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kernel modules to load first, by name ("nvidia", "nvidia-uvm"): at most 16.
+        What a device's own alias asks for is loaded anyway. One that can't be loaded
+        is FAILED_PRECONDITION (MODULE_REFUSED).
+        """
 
     @_builtins.property
     def block(self) -> Global___BlockDevice:
@@ -293,6 +371,7 @@ class Device(_message.Message):
         address: Global___DeviceAddress | None = ...,
         host: _abc.Iterable[Global___HostTuple] | None = ...,
         timeout_seconds: _builtins.float = ...,
+        load_modules: _abc.Iterable[_builtins.str] | None = ...,
         block: Global___BlockDevice | None = ...,
         vfio: Global___VfioDevice | None = ...,
         nic: Global___NicDevice | None = ...,
@@ -304,7 +383,7 @@ class Device(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block", b"block", "common", b"common", "fpga", b"fpga", "gpu", b"gpu", "kind", b"kind", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "vfio", b"vfio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block", b"block", "common", b"common", "fpga", b"fpga", "gpu", b"gpu", "host", b"host", "id", b"id", "kind", b"kind", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "timeout_seconds", b"timeout_seconds", "vfio", b"vfio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block", b"block", "common", b"common", "fpga", b"fpga", "gpu", b"gpu", "host", b"host", "id", b"id", "kind", b"kind", "load_modules", b"load_modules", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "timeout_seconds", b"timeout_seconds", "vfio", b"vfio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["block", "vfio", "nic", "gpu", "fpga", "rng", "pmem", "common"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -348,21 +427,30 @@ class VfioDevice(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     SAME_GROUP_AS_FIELD_NUMBER: _builtins.int
+    TAKE_GROUP_FIELD_NUMBER: _builtins.int
     mode: Global___VfioMode.ValueType
     """vfio-pci or the guest's own driver."""
+    take_group: _builtins.bool
+    """Binds the other functions of its group to vfio-pci too, and gives them back
+    with it. Without it another function of the group with a driver of the guest,
+    that is not in same_group_as, is refused by name (GROUP_NOT_VIABLE).
+    """
     @_builtins.property
     def same_group_as(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of devices that must be in the same IOMMU group."""
+        """Ids of devices that must be in the same IOMMU group (GROUP_MISMATCH names
+        the groups otherwise). They may be attached already, or by the same batch.
+        """
 
     def __init__(
         self,
         *,
         mode: Global___VfioMode.ValueType = ...,
         same_group_as: _abc.Iterable[_builtins.str] | None = ...,
+        take_group: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "same_group_as", b"same_group_as"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "same_group_as", b"same_group_as", "take_group", b"take_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -398,19 +486,23 @@ class GpuDevice(_message.Message):
 
     EXPECT_PCI_ID_FIELD_NUMBER: _builtins.int
     EXPECT_DRIVER_FIELD_NUMBER: _builtins.int
+    EXPECT_RENDER_NODE_FIELD_NUMBER: _builtins.int
     expect_pci_id: _builtins.str
     """PCI vendor and device it must be ("10de:2330"); empty: any."""
     expect_driver: _builtins.str
     """Kernel driver that must take it; empty: any."""
+    expect_render_node: _builtins.bool
+    """Not ready without a render node (a display-only driver has none)."""
     def __init__(
         self,
         *,
         expect_pci_id: _builtins.str = ...,
         expect_driver: _builtins.str = ...,
+        expect_render_node: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect_driver", b"expect_driver", "expect_pci_id", b"expect_pci_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect_driver", b"expect_driver", "expect_pci_id", b"expect_pci_id", "expect_render_node", b"expect_render_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,19 +588,23 @@ class CommonDevice(_message.Message):
 
     EXPECT_PCI_ID_FIELD_NUMBER: _builtins.int
     EXPECT_DRIVER_FIELD_NUMBER: _builtins.int
+    EXPECT_NODES_FIELD_NUMBER: _builtins.int
     expect_pci_id: _builtins.str
     """PCI vendor and device it must be; empty: any."""
     expect_driver: _builtins.str
     """Kernel driver that must take it; empty: any."""
+    expect_nodes: _builtins.int
+    """Number of nodes in /dev that it must have at least."""
     def __init__(
         self,
         *,
         expect_pci_id: _builtins.str = ...,
         expect_driver: _builtins.str = ...,
+        expect_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect_driver", b"expect_driver", "expect_pci_id", b"expect_pci_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expect_driver", b"expect_driver", "expect_nodes", b"expect_nodes", "expect_pci_id", b"expect_pci_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,6 +660,9 @@ class AttachedDevice(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     USERS_FIELD_NUMBER: _builtins.int
+    PCI_ID_FIELD_NUMBER: _builtins.int
+    PCI_CLASS_FIELD_NUMBER: _builtins.int
+    BUS_ADDRESS_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     VFIO_FIELD_NUMBER: _builtins.int
     NIC_FIELD_NUMBER: _builtins.int
@@ -585,6 +684,14 @@ class AttachedDevice(_message.Message):
     """IOMMU group, -1 when there is none."""
     state: Global___DeviceState.ValueType
     """Where it is in its life."""
+    pci_id: _builtins.str
+    """PCI vendor and device, "1af4:1042"; empty for devices that are not on PCI."""
+    pci_class: _builtins.str
+    """PCI class, subclass and interface, "010802"; empty likewise."""
+    bus_address: _builtins.str
+    """Its own address where it is not a PCI function: "2:0:0:1" (SCSI, with the
+    host's number), "0.0.0001" (CCW).
+    """
     @_builtins.property
     def device(self) -> Global___Device:
         """As it was asked for."""
@@ -638,6 +745,9 @@ class AttachedDevice(_message.Message):
         nodes: _abc.Iterable[Global___DeviceNode] | None = ...,
         state: Global___DeviceState.ValueType = ...,
         users: _abc.Iterable[_builtins.str] | None = ...,
+        pci_id: _builtins.str = ...,
+        pci_class: _builtins.str = ...,
+        bus_address: _builtins.str = ...,
         block: Global___BlockInfo | None = ...,
         vfio: Global___VfioInfo | None = ...,
         nic: Global___NicInfo | None = ...,
@@ -648,7 +758,7 @@ class AttachedDevice(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "device", b"device", "fpga", b"fpga", "gpu", b"gpu", "info", b"info", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "vfio", b"vfio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "device", b"device", "driver", b"driver", "fpga", b"fpga", "gpu", b"gpu", "info", b"info", "iommu_group", b"iommu_group", "nic", b"nic", "nodes", b"nodes", "numa_node", b"numa_node", "pci_bdf", b"pci_bdf", "pci_path", b"pci_path", "pmem", b"pmem", "rng", b"rng", "state", b"state", "sysfs_path", b"sysfs_path", "users", b"users", "vfio", b"vfio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "bus_address", b"bus_address", "device", b"device", "driver", b"driver", "fpga", b"fpga", "gpu", b"gpu", "info", b"info", "iommu_group", b"iommu_group", "nic", b"nic", "nodes", b"nodes", "numa_node", b"numa_node", "pci_bdf", b"pci_bdf", "pci_class", b"pci_class", "pci_id", b"pci_id", "pci_path", b"pci_path", "pmem", b"pmem", "rng", b"rng", "state", b"state", "sysfs_path", b"sysfs_path", "users", b"users", "vfio", b"vfio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_info: _TypeAlias = _typing.Literal["block", "vfio", "nic", "gpu", "fpga", "rng", "pmem"]  # noqa: Y015
     _WhichOneofArgType_info: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
@@ -702,19 +812,39 @@ class VfioInfo(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     CDEV_FIELD_NUMBER: _builtins.int
+    NO_IOMMU_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    FORMER_DRIVER_FIELD_NUMBER: _builtins.int
+    GROUP_MEMBERS_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """Number of the group in the guest."""
     cdev: _builtins.str
-    """Character device of the newer interface, "/dev/vfio/devices/vfio0"."""
+    """Character device of the newer interface, "/dev/vfio/devices/vfio0"; empty
+    where the kernel has none.
+    """
+    no_iommu: _builtins.bool
+    """Whether the group has no IOMMU behind it (node "/dev/vfio/noiommu-N")."""
+    mode: Global___VfioMode.ValueType
+    """Which mode it is in."""
+    former_driver: _builtins.str
+    """The driver that had it before, and gets it back; empty: none."""
+    @_builtins.property
+    def group_members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """BDFs of all functions in its group."""
+
     def __init__(
         self,
         *,
         group: _builtins.int = ...,
         cdev: _builtins.str = ...,
+        no_iommu: _builtins.bool = ...,
+        mode: Global___VfioMode.ValueType = ...,
+        former_driver: _builtins.str = ...,
+        group_members: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdev", b"cdev", "group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdev", b"cdev", "former_driver", b"former_driver", "group", b"group", "group_members", b"group_members", "mode", b"mode", "no_iommu", b"no_iommu"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -766,6 +896,9 @@ class GpuInfo(_message.Message):
     UUID_FIELD_NUMBER: _builtins.int
     RENDER_NODE_FIELD_NUMBER: _builtins.int
     CARD_NODE_FIELD_NUMBER: _builtins.int
+    SHARED_NODES_FIELD_NUMBER: _builtins.int
+    MIG_NODES_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     vendor: _builtins.str
     """Vendor, as in "nvidia", "amd", "intel" or the PCI id."""
     model: _builtins.str
@@ -778,6 +911,22 @@ class GpuInfo(_message.Message):
     """Render node, "/dev/dri/renderD128"."""
     card_node: _builtins.str
     """Card node, "/dev/dri/card0"."""
+    @_builtins.property
+    def shared_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of its nodes that all devices of the driver share ("/dev/nvidiactl",
+        "/dev/kfd").
+        """
+
+    @_builtins.property
+    def mig_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Capability nodes of its MIG instances, "/dev/nvidia-caps/nvidia-cap12". They
+        are in `nodes` too.
+        """
+
+    @_builtins.property
+    def links(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Links made for it in /dev/dri/by-path."""
+
     def __init__(
         self,
         *,
@@ -787,10 +936,13 @@ class GpuInfo(_message.Message):
         uuid: _builtins.str = ...,
         render_node: _builtins.str = ...,
         card_node: _builtins.str = ...,
+        shared_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        mig_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        links: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_node", b"card_node", "minor", b"minor", "model", b"model", "render_node", b"render_node", "uuid", b"uuid", "vendor", b"vendor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_node", b"card_node", "links", b"links", "mig_nodes", b"mig_nodes", "minor", b"minor", "model", b"model", "render_node", b"render_node", "shared_nodes", b"shared_nodes", "uuid", b"uuid", "vendor", b"vendor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -805,15 +957,28 @@ class FpgaInfo(_message.Message):
     FME_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
     AFU_IDS_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    MANAGER_NAME_FIELD_NUMBER: _builtins.int
+    MANAGER_STATE_FIELD_NUMBER: _builtins.int
     fme: _builtins.str
     """Management engine node."""
+    manager_name: _builtins.str
+    """Name of its FPGA manager, whose state is below ("operating", "write error");
+    empty where the driver has none.
+    """
+    manager_state: _builtins.str
+    """The manager's state as the kernel words it; empty likewise."""
     @_builtins.property
     def ports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Port nodes."""
 
     @_builtins.property
     def afu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the accelerator functions."""
+        """Ids of the accelerator functions, 32 hexadecimal digits."""
+
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its FPGA regions, as the kernel names them."""
 
     def __init__(
         self,
@@ -821,10 +986,13 @@ class FpgaInfo(_message.Message):
         fme: _builtins.str = ...,
         ports: _abc.Iterable[_builtins.str] | None = ...,
         afu_ids: _abc.Iterable[_builtins.str] | None = ...,
+        regions: _abc.Iterable[_builtins.str] | None = ...,
+        manager_name: _builtins.str = ...,
+        manager_state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["afu_ids", b"afu_ids", "fme", b"fme", "ports", b"ports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["afu_ids", b"afu_ids", "fme", b"fme", "manager_name", b"manager_name", "manager_state", b"manager_state", "ports", b"ports", "regions", b"regions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -838,19 +1006,25 @@ class RngInfo(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, "virtio_rng.0"."""
     current: _builtins.bool
     """Whether it is the kernel's current source."""
+    former: _builtins.str
+    """The source that was current before, and is again after Detach; empty when
+    nothing was changed.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         current: _builtins.bool = ...,
+        former: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "former", b"former", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -864,19 +1038,25 @@ class PmemInfo(_message.Message):
 
     SIZE_FIELD_NUMBER: _builtins.int
     DAX_FIELD_NUMBER: _builtins.int
+    REMOVABLE_FIELD_NUMBER: _builtins.int
     size: _builtins.int
     """Bytes."""
     dax: _builtins.bool
     """Whether the node supports DAX."""
+    removable: _builtins.bool
+    """Whether the guest can let go of it. NVDIMMs can't: Detach answers
+    FAILED_PRECONDITION (NOT_REMOVABLE), and RELEASE forgets them.
+    """
     def __init__(
         self,
         *,
         size: _builtins.int = ...,
         dax: _builtins.bool = ...,
+        removable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dax", b"dax", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dax", b"dax", "removable", b"removable", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -976,6 +1156,90 @@ class DetachDeviceResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DetachDeviceResponse: _TypeAlias = DetachDeviceResponse  # noqa: Y015
+
+@_typing.final
+class DeviceHoldersRequest(_message.Message):
+    """Devices.Holders."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the device."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceHoldersRequest: _TypeAlias = DeviceHoldersRequest  # noqa: Y015
+
+@_typing.final
+class DeviceHoldersResponse(_message.Message):
+    """Devices.Holders's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceHolder]:
+        """Who uses it, in no particular order; empty: nobody."""
+
+    def __init__(
+        self,
+        *,
+        holders: _abc.Iterable[Global___DeviceHolder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceHoldersResponse: _TypeAlias = DeviceHoldersResponse  # noqa: Y015
+
+@_typing.final
+class DeviceHolder(_message.Message):
+    """One who uses a device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    kind: Global___HolderKind.ValueType
+    """How."""
+    name: _builtins.str
+    """As said at the kind."""
+    path: _builtins.str
+    """As said at the kind."""
+    pid: _builtins.int
+    """Process id in the guest; 0 when no process is meant."""
+    command: _builtins.str
+    """The process's command name."""
+    def __init__(
+        self,
+        *,
+        kind: Global___HolderKind.ValueType = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        command: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "name", b"name", "path", b"path", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceHolder: _TypeAlias = DeviceHolder  # noqa: Y015
 
 @_typing.final
 class GetDeviceRequest(_message.Message):

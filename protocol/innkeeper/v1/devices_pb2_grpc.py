@@ -55,6 +55,11 @@ class DevicesStub:
                 request_serializer=innkeeper_dot_v1_dot_devices__pb2.ListDevicesRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_devices__pb2.ListDevicesResponse.FromString,
                 _registered_method=True)
+        self.Holders = channel.unary_unary(
+                '/innkeeper.v1.Devices/Holders',
+                request_serializer=innkeeper_dot_v1_dot_devices__pb2.DeviceHoldersRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_devices__pb2.DeviceHoldersResponse.FromString,
+                _registered_method=True)
         self.Reconfigure = channel.unary_unary(
                 '/innkeeper.v1.Devices/Reconfigure',
                 request_serializer=innkeeper_dot_v1_dot_devices__pb2.ReconfigureDeviceRequest.SerializeToString,
@@ -79,9 +84,11 @@ class DevicesServicer:
 
     def Detach(self, request, context):
         """Takes a device away, in two phases around the host's own unplug: PREPARE
-        refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE) and lets
-        nobody new in; COMPLETE waits until the kernel has let go and forgets it;
-        CANCEL undoes PREPARE.
+        refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE, with the
+        list that Holders gives), else lets nobody new in, takes back what Attach
+        changed and has the kernel let go of it; COMPLETE waits until it is gone and
+        forgets it; CANCEL undoes PREPARE. RELEASE is for a device that stays where
+        it is: what Attach changed is taken back, and the agent forgets it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,8 +108,19 @@ class DevicesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Holders(self, request, context):
+        """Who uses a device now: what the agent knows (storages, containers) and what
+        the kernel shows (mounts, open descriptors, swap, device-mapper and md, a
+        network namespace). Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reconfigure(self, request, context):
-        """Switches a device's mode (guest driver or VFIO, driver, MIG profile).
+        """Switches a device's mode while it is attached (guest driver or VFIO, another
+        driver, a MIG profile). Refused like PREPARE while somebody uses it; when the
+        new mode does not work, the old one is back before the error is told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,6 +148,11 @@ def add_DevicesServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=innkeeper_dot_v1_dot_devices__pb2.ListDevicesRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_devices__pb2.ListDevicesResponse.SerializeToString,
+            ),
+            'Holders': grpc.unary_unary_rpc_method_handler(
+                    servicer.Holders,
+                    request_deserializer=innkeeper_dot_v1_dot_devices__pb2.DeviceHoldersRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_devices__pb2.DeviceHoldersResponse.SerializeToString,
             ),
             'Reconfigure': grpc.unary_unary_rpc_method_handler(
                     servicer.Reconfigure,
@@ -246,6 +269,33 @@ class Devices:
             '/innkeeper.v1.Devices/List',
             innkeeper_dot_v1_dot_devices__pb2.ListDevicesRequest.SerializeToString,
             innkeeper_dot_v1_dot_devices__pb2.ListDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Holders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Devices/Holders',
+            innkeeper_dot_v1_dot_devices__pb2.DeviceHoldersRequest.SerializeToString,
+            innkeeper_dot_v1_dot_devices__pb2.DeviceHoldersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,16 +46,26 @@ class DevicesStub:
     """
     Detach: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DetachDeviceRequest, _devices_pb2.DetachDeviceResponse]
     """Takes a device away, in two phases around the host's own unplug: PREPARE
-    refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE) and lets
-    nobody new in; COMPLETE waits until the kernel has let go and forgets it;
-    CANCEL undoes PREPARE.
+    refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE, with the
+    list that Holders gives), else lets nobody new in, takes back what Attach
+    changed and has the kernel let go of it; COMPLETE waits until it is gone and
+    forgets it; CANCEL undoes PREPARE. RELEASE is for a device that stays where
+    it is: what Attach changed is taken back, and the agent forgets it.
     """
     Get: _grpc.UnaryUnaryMultiCallable[_devices_pb2.GetDeviceRequest, _devices_pb2.AttachedDevice]
     """One attached device."""
     List: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ListDevicesRequest, _devices_pb2.ListDevicesResponse]
     """All attached devices, by id."""
+    Holders: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DeviceHoldersRequest, _devices_pb2.DeviceHoldersResponse]
+    """Who uses a device now: what the agent knows (storages, containers) and what
+    the kernel shows (mounts, open descriptors, swap, device-mapper and md, a
+    network namespace). Changes nothing.
+    """
     Reconfigure: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ReconfigureDeviceRequest, _devices_pb2.AttachedDevice]
-    """Switches a device's mode (guest driver or VFIO, driver, MIG profile)."""
+    """Switches a device's mode while it is attached (guest driver or VFIO, another
+    driver, a MIG profile). Refused like PREPARE while somebody uses it; when the
+    new mode does not work, the old one is back before the error is told.
+    """
 
 @_typing.type_check_only
 class DevicesAsyncStub(DevicesStub):
@@ -71,16 +81,26 @@ class DevicesAsyncStub(DevicesStub):
     """
     Detach: _aio.UnaryUnaryMultiCallable[_devices_pb2.DetachDeviceRequest, _devices_pb2.DetachDeviceResponse]  # type: ignore[assignment]
     """Takes a device away, in two phases around the host's own unplug: PREPARE
-    refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE) and lets
-    nobody new in; COMPLETE waits until the kernel has let go and forgets it;
-    CANCEL undoes PREPARE.
+    refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE, with the
+    list that Holders gives), else lets nobody new in, takes back what Attach
+    changed and has the kernel let go of it; COMPLETE waits until it is gone and
+    forgets it; CANCEL undoes PREPARE. RELEASE is for a device that stays where
+    it is: what Attach changed is taken back, and the agent forgets it.
     """
     Get: _aio.UnaryUnaryMultiCallable[_devices_pb2.GetDeviceRequest, _devices_pb2.AttachedDevice]  # type: ignore[assignment]
     """One attached device."""
     List: _aio.UnaryUnaryMultiCallable[_devices_pb2.ListDevicesRequest, _devices_pb2.ListDevicesResponse]  # type: ignore[assignment]
     """All attached devices, by id."""
+    Holders: _aio.UnaryUnaryMultiCallable[_devices_pb2.DeviceHoldersRequest, _devices_pb2.DeviceHoldersResponse]  # type: ignore[assignment]
+    """Who uses a device now: what the agent knows (storages, containers) and what
+    the kernel shows (mounts, open descriptors, swap, device-mapper and md, a
+    network namespace). Changes nothing.
+    """
     Reconfigure: _aio.UnaryUnaryMultiCallable[_devices_pb2.ReconfigureDeviceRequest, _devices_pb2.AttachedDevice]  # type: ignore[assignment]
-    """Switches a device's mode (guest driver or VFIO, driver, MIG profile)."""
+    """Switches a device's mode while it is attached (guest driver or VFIO, another
+    driver, a MIG profile). Refused like PREPARE while somebody uses it; when the
+    new mode does not work, the old one is back before the error is told.
+    """
 
 class DevicesServicer(metaclass=_abc_1.ABCMeta):
     """Hardware by address."""
@@ -105,9 +125,11 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.DetachDeviceResponse, _abc.Awaitable[_devices_pb2.DetachDeviceResponse]]:
         """Takes a device away, in two phases around the host's own unplug: PREPARE
-        refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE) and lets
-        nobody new in; COMPLETE waits until the kernel has let go and forgets it;
-        CANCEL undoes PREPARE.
+        refuses when somebody uses it (FAILED_PRECONDITION, STILL_IN_USE, with the
+        list that Holders gives), else lets nobody new in, takes back what Attach
+        changed and has the kernel let go of it; COMPLETE waits until it is gone and
+        forgets it; CANCEL undoes PREPARE. RELEASE is for a device that stays where
+        it is: what Attach changed is taken back, and the agent forgets it.
         """
 
     @_abc_1.abstractmethod
@@ -127,11 +149,25 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         """All attached devices, by id."""
 
     @_abc_1.abstractmethod
+    def Holders(
+        self,
+        request: _devices_pb2.DeviceHoldersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_devices_pb2.DeviceHoldersResponse, _abc.Awaitable[_devices_pb2.DeviceHoldersResponse]]:
+        """Who uses a device now: what the agent knows (storages, containers) and what
+        the kernel shows (mounts, open descriptors, swap, device-mapper and md, a
+        network namespace). Changes nothing.
+        """
+
+    @_abc_1.abstractmethod
     def Reconfigure(
         self,
         request: _devices_pb2.ReconfigureDeviceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.AttachedDevice, _abc.Awaitable[_devices_pb2.AttachedDevice]]:
-        """Switches a device's mode (guest driver or VFIO, driver, MIG profile)."""
+        """Switches a device's mode while it is attached (guest driver or VFIO, another
+        driver, a MIG profile). Refused like PREPARE while somebody uses it; when the
+        new mode does not work, the old one is back before the error is told.
+        """
 
 def add_DevicesServicer_to_server(servicer: DevicesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -9,7 +9,9 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from innkeeper.v1 import devices_pb2 as _devices_pb2
+from innkeeper.v1 import sandbox_pb2 as _sandbox_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +22,158 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _DiskModel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DiskModelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DiskModel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DISK_MODEL_UNSPECIFIED: _DiskModel.ValueType  # 0
+    """Means DISK_MODEL_VIRTIO."""
+    DISK_MODEL_VIRTIO: _DiskModel.ValueType  # 1
+    """virtio-blk."""
+    DISK_MODEL_NVME: _DiskModel.ValueType  # 2
+    """An NVMe controller with one namespace."""
+
+class DiskModel(_DiskModel, metaclass=_DiskModelEnumTypeWrapper):
+    """What a disk is to the guest."""
+
+DISK_MODEL_UNSPECIFIED: DiskModel.ValueType  # 0
+"""Means DISK_MODEL_VIRTIO."""
+DISK_MODEL_VIRTIO: DiskModel.ValueType  # 1
+"""virtio-blk."""
+DISK_MODEL_NVME: DiskModel.ValueType  # 2
+"""An NVMe controller with one namespace."""
+Global___DiskModel: _TypeAlias = DiskModel  # noqa: Y015
+
+class _NicModel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NicModelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NicModel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NIC_MODEL_UNSPECIFIED: _NicModel.ValueType  # 0
+    """Means NIC_MODEL_VIRTIO."""
+    NIC_MODEL_VIRTIO: _NicModel.ValueType  # 1
+    """virtio-net."""
+    NIC_MODEL_E1000E: _NicModel.ValueType  # 2
+    """Intel 82574L."""
+    NIC_MODEL_IGB: _NicModel.ValueType  # 3
+    """Intel 82576, with SR-IOV; needs QEMU 8.0."""
+
+class NicModel(_NicModel, metaclass=_NicModelEnumTypeWrapper):
+    """What a network interface is to the guest."""
+
+NIC_MODEL_UNSPECIFIED: NicModel.ValueType  # 0
+"""Means NIC_MODEL_VIRTIO."""
+NIC_MODEL_VIRTIO: NicModel.ValueType  # 1
+"""virtio-net."""
+NIC_MODEL_E1000E: NicModel.ValueType  # 2
+"""Intel 82574L."""
+NIC_MODEL_IGB: NicModel.ValueType  # 3
+"""Intel 82576, with SR-IOV; needs QEMU 8.0."""
+Global___NicModel: _TypeAlias = NicModel  # noqa: Y015
+
+class _NicBackend:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NicBackendEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NicBackend.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NIC_BACKEND_UNSPECIFIED: _NicBackend.ValueType  # 0
+    """Means NIC_BACKEND_ISOLATED."""
+    NIC_BACKEND_ISOLATED: _NicBackend.ValueType  # 1
+    """The link is up and DHCP answers; nothing beyond can be reached."""
+    NIC_BACKEND_USER: _NicBackend.ValueType  # 2
+    """QEMU's user mode network: the guest can open connections as the host's user."""
+
+class NicBackend(_NicBackend, metaclass=_NicBackendEnumTypeWrapper):
+    """What is at the other end of a network interface."""
+
+NIC_BACKEND_UNSPECIFIED: NicBackend.ValueType  # 0
+"""Means NIC_BACKEND_ISOLATED."""
+NIC_BACKEND_ISOLATED: NicBackend.ValueType  # 1
+"""The link is up and DHCP answers; nothing beyond can be reached."""
+NIC_BACKEND_USER: NicBackend.ValueType  # 2
+"""QEMU's user mode network: the guest can open connections as the host's user."""
+Global___NicBackend: _TypeAlias = NicBackend  # noqa: Y015
+
+class _GpuModel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GpuModelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuModel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GPU_MODEL_UNSPECIFIED: _GpuModel.ValueType  # 0
+    """Means GPU_MODEL_BOCHS."""
+    GPU_MODEL_BOCHS: _GpuModel.ValueType  # 1
+    """bochs-display: a frame buffer, a card node without a render node."""
+    GPU_MODEL_VIRTIO: _GpuModel.ValueType  # 2
+    """virtio-gpu: card and render node. QEMU plugs it cold only (VmSpec), else
+    FAILED_PRECONDITION (NOT_PLUGGABLE).
+    """
+
+class GpuModel(_GpuModel, metaclass=_GpuModelEnumTypeWrapper):
+    """What a graphics device is to the guest."""
+
+GPU_MODEL_UNSPECIFIED: GpuModel.ValueType  # 0
+"""Means GPU_MODEL_BOCHS."""
+GPU_MODEL_BOCHS: GpuModel.ValueType  # 1
+"""bochs-display: a frame buffer, a card node without a render node."""
+GPU_MODEL_VIRTIO: GpuModel.ValueType  # 2
+"""virtio-gpu: card and render node. QEMU plugs it cold only (VmSpec), else
+FAILED_PRECONDITION (NOT_PLUGGABLE).
+"""
+Global___GpuModel: _TypeAlias = GpuModel  # noqa: Y015
+
+class _PmemModel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PmemModelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PmemModel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PMEM_MODEL_UNSPECIFIED: _PmemModel.ValueType  # 0
+    """Means PMEM_MODEL_VIRTIO."""
+    PMEM_MODEL_VIRTIO: _PmemModel.ValueType  # 1
+    """virtio-pmem, behind a PCI function."""
+    PMEM_MODEL_NVDIMM: _PmemModel.ValueType  # 2
+    """An NVDIMM, told by ACPI, without a PCI address."""
+
+class PmemModel(_PmemModel, metaclass=_PmemModelEnumTypeWrapper):
+    """What persistent memory is to the guest."""
+
+PMEM_MODEL_UNSPECIFIED: PmemModel.ValueType  # 0
+"""Means PMEM_MODEL_VIRTIO."""
+PMEM_MODEL_VIRTIO: PmemModel.ValueType  # 1
+"""virtio-pmem, behind a PCI function."""
+PMEM_MODEL_NVDIMM: PmemModel.ValueType  # 2
+"""An NVDIMM, told by ACPI, without a PCI address."""
+Global___PmemModel: _TypeAlias = PmemModel  # noqa: Y015
+
+class _MemoryModel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MemoryModelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryModel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEMORY_MODEL_UNSPECIFIED: _MemoryModel.ValueType  # 0
+    """Means MEMORY_MODEL_DIMM."""
+    MEMORY_MODEL_DIMM: _MemoryModel.ValueType  # 1
+    """pc-dimm, told by ACPI; the guest may give it back."""
+    MEMORY_MODEL_VIRTIO: _MemoryModel.ValueType  # 2
+    """virtio-mem; can't be unplugged, only shrunk."""
+
+class MemoryModel(_MemoryModel, metaclass=_MemoryModelEnumTypeWrapper):
+    """What more memory is to the guest."""
+
+MEMORY_MODEL_UNSPECIFIED: MemoryModel.ValueType  # 0
+"""Means MEMORY_MODEL_DIMM."""
+MEMORY_MODEL_DIMM: MemoryModel.ValueType  # 1
+"""pc-dimm, told by ACPI; the guest may give it back."""
+MEMORY_MODEL_VIRTIO: MemoryModel.ValueType  # 2
+"""virtio-mem; can't be unplugged, only shrunk."""
+Global___MemoryModel: _TypeAlias = MemoryModel  # noqa: Y015
 
 @_typing.final
 class DescribeVmRequest(_message.Message):
@@ -105,70 +259,483 @@ class VmDescription(_message.Message):
 Global___VmDescription: _TypeAlias = VmDescription  # noqa: Y015
 
 @_typing.final
-class PlugDiskRequest(_message.Message):
-    """Host.PlugDisk."""
+class DiskFile(_message.Message):
+    """A disk's content on the host."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: _builtins.int
     FILE_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
-    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
-    id: _builtins.str
-    """Id of the device, in QEMU and in the guest."""
     file: _builtins.str
     """Absolute path of an image file or block device on the host."""
     format: _builtins.str
     """"raw" or "qcow2"; empty means raw. The format is never guessed."""
     read_only: _builtins.bool
     """The guest may not write."""
-    timeout_seconds: _builtins.float
-    """Seconds for the whole; 0 means 30."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        format: _builtins.str = ...,
+        read_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "format", b"format", "read_only", b"read_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskFile: _TypeAlias = DiskFile  # noqa: Y015
+
+@_typing.final
+class Disk(_message.Message):
+    """A disk behind a PCI function of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VIRTUAL_FUNCTIONS_FIELD_NUMBER: _builtins.int
+    model: Global___DiskModel.ValueType
+    """virtio-blk or NVMe."""
+    virtual_functions: _builtins.int
+    """NVMe only: virtual functions that the guest may enable (SR-IOV), 0 to 127."""
+    @_builtins.property
+    def content(self) -> Global___DiskFile:
+        """Its content."""
+
+    def __init__(
+        self,
+        *,
+        content: Global___DiskFile | None = ...,
+        model: Global___DiskModel.ValueType = ...,
+        virtual_functions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "model", b"model", "virtual_functions", b"virtual_functions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Disk: _TypeAlias = Disk  # noqa: Y015
+
+@_typing.final
+class ScsiController(_message.Message):
+    """A virtio-scsi controller; disks are plugged into it with ScsiDisk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScsiController: _TypeAlias = ScsiController  # noqa: Y015
+
+@_typing.final
+class ScsiDisk(_message.Message):
+    """A disk on a plugged SCSI controller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    CONTROLLER_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    LUN_FIELD_NUMBER: _builtins.int
+    controller: _builtins.str
+    """Id of the controller."""
+    target: _builtins.int
+    """Target, 0 to 255."""
+    lun: _builtins.int
+    """Logical unit, 0 to 16383."""
+    @_builtins.property
+    def content(self) -> Global___DiskFile:
+        """Its content."""
+
+    def __init__(
+        self,
+        *,
+        content: Global___DiskFile | None = ...,
+        controller: _builtins.str = ...,
+        target: _builtins.int = ...,
+        lun: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "controller", b"controller", "lun", b"lun", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScsiDisk: _TypeAlias = ScsiDisk  # noqa: Y015
+
+@_typing.final
+class Nic(_message.Message):
+    """A network interface."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MAC_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    model: Global___NicModel.ValueType
+    """What it is to the guest."""
+    mac: _builtins.str
+    """MAC address; empty: made from the VM's name and the id."""
+    backend: Global___NicBackend.ValueType
+    """The other end."""
+    def __init__(
+        self,
+        *,
+        model: Global___NicModel.ValueType = ...,
+        mac: _builtins.str = ...,
+        backend: Global___NicBackend.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "mac", b"mac", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Nic: _TypeAlias = Nic  # noqa: Y015
+
+@_typing.final
+class Gpu(_message.Message):
+    """A graphics device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: Global___GpuModel.ValueType
+    """What it is to the guest."""
+    def __init__(
+        self,
+        *,
+        model: Global___GpuModel.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
+
+@_typing.final
+class Rng(_message.Message):
+    """A virtio-rng, fed from the host's /dev/urandom."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    bytes_per_second: _builtins.int
+    """Bytes a second at most; 0: no limit."""
+    def __init__(
+        self,
+        *,
+        bytes_per_second: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rng: _TypeAlias = Rng  # noqa: Y015
+
+@_typing.final
+class Pmem(_message.Message):
+    """Persistent memory. Neither model can be unplugged (NOT_REMOVABLE)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    READ_ONLY_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """Absolute path of the file that holds it; its size is the memory's, a whole
+    number of 2 MiB (of 128 MiB for an NVDIMM).
+    """
+    model: Global___PmemModel.ValueType
+    """What it is to the guest."""
+    read_only: _builtins.bool
+    """The guest may not write."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        model: Global___PmemModel.ValueType = ...,
+        read_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "model", b"model", "read_only", b"read_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pmem: _TypeAlias = Pmem  # noqa: Y015
+
+@_typing.final
+class Memory(_message.Message):
+    """More memory. It is brought online by Sandbox.OnlineResources, which Plug calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """Bytes, a whole number of 128 MiB."""
+    model: Global___MemoryModel.ValueType
+    """What it is to the guest."""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        model: Global___MemoryModel.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Memory: _TypeAlias = Memory  # noqa: Y015
+
+@_typing.final
+class Cpus(_message.Message):
+    """More CPUs, up to the VM's `max_cpus`. Plug brings them online."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cpus: _TypeAlias = Cpus  # noqa: Y015
+
+@_typing.final
+class HostFunction(_message.Message):
+    """How the guest is to use a function that the host gives away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BDF_FIELD_NUMBER: _builtins.int
+    bdf: _builtins.str
+    """BDF on the host; it must be bound to vfio-pci there (`innkeeper devices`)."""
+    def __init__(
+        self,
+        *,
+        bdf: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bdf", b"bdf"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostFunction: _TypeAlias = HostFunction  # noqa: Y015
+
+@_typing.final
+class Hardware(_message.Message):
+    """Hardware of one kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISK_FIELD_NUMBER: _builtins.int
+    SCSI_CONTROLLER_FIELD_NUMBER: _builtins.int
+    SCSI_DISK_FIELD_NUMBER: _builtins.int
+    NIC_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    RNG_FIELD_NUMBER: _builtins.int
+    PMEM_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_FUNCTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def disk(self) -> Global___Disk:
+        """A disk behind a PCI function of its own."""
+
+    @_builtins.property
+    def scsi_controller(self) -> Global___ScsiController:
+        """A SCSI controller."""
+
+    @_builtins.property
+    def scsi_disk(self) -> Global___ScsiDisk:
+        """A disk on a SCSI controller."""
+
+    @_builtins.property
+    def nic(self) -> Global___Nic:
+        """A network interface."""
+
+    @_builtins.property
+    def gpu(self) -> Global___Gpu:
+        """A graphics device."""
+
+    @_builtins.property
+    def rng(self) -> Global___Rng:
+        """A random number generator."""
+
+    @_builtins.property
+    def pmem(self) -> Global___Pmem:
+        """Persistent memory."""
+
+    @_builtins.property
+    def memory(self) -> Global___Memory:
+        """More memory."""
+
+    @_builtins.property
+    def cpus(self) -> Global___Cpus:
+        """More CPUs."""
+
+    @_builtins.property
+    def host_function(self) -> Global___HostFunction:
+        """A function of the host."""
+
+    def __init__(
+        self,
+        *,
+        disk: Global___Disk | None = ...,
+        scsi_controller: Global___ScsiController | None = ...,
+        scsi_disk: Global___ScsiDisk | None = ...,
+        nic: Global___Nic | None = ...,
+        gpu: Global___Gpu | None = ...,
+        rng: Global___Rng | None = ...,
+        pmem: Global___Pmem | None = ...,
+        memory: Global___Memory | None = ...,
+        cpus: Global___Cpus | None = ...,
+        host_function: Global___HostFunction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "gpu", b"gpu", "host_function", b"host_function", "kind", b"kind", "memory", b"memory", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "scsi_controller", b"scsi_controller", "scsi_disk", b"scsi_disk"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "gpu", b"gpu", "host_function", b"host_function", "kind", b"kind", "memory", b"memory", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "scsi_controller", b"scsi_controller", "scsi_disk", b"scsi_disk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["disk", "scsi_controller", "scsi_disk", "nic", "gpu", "rng", "pmem", "memory", "cpus", "host_function"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Hardware: _TypeAlias = Hardware  # noqa: Y015
+
+@_typing.final
+class PlugFunction(_message.Message):
+    """One function of a plug."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
+    GUEST_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the device, in QEMU and in the guest."""
+    @_builtins.property
+    def hardware(self) -> Global___Hardware:
+        """What it is."""
+
+    @_builtins.property
+    def guest(self) -> _devices_pb2.Device:
+        """What the agent is asked to make of it. Its id and address are filled in;
+        without a kind it is the hardware's own (a disk is a BlockDevice), with the
+        MAC, serial or size that the host gave it expected.
+        """
+
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
-        file: _builtins.str = ...,
-        format: _builtins.str = ...,
-        read_only: _builtins.bool = ...,
+        hardware: Global___Hardware | None = ...,
+        guest: _devices_pb2.Device | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guest", b"guest", "hardware", b"hardware"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guest", b"guest", "hardware", b"hardware", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlugFunction: _TypeAlias = PlugFunction  # noqa: Y015
+
+@_typing.final
+class PlugRequest(_message.Message):
+    """Host.Plug."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FUNCTIONS_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    port: _builtins.str
+    """Name of the port (Host.ListPorts); empty: the first free one."""
+    timeout_seconds: _builtins.float
+    """Seconds for the whole; 0 means 30."""
+    @_builtins.property
+    def functions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlugFunction]:
+        """One function, or up to eight that make one multifunction device in one slot,
+        function 0 first in this list (and last into QEMU, as the slot comes alive
+        with it). Several functions can only be of PCI hardware.
+        """
+
+    def __init__(
+        self,
+        *,
+        functions: _abc.Iterable[Global___PlugFunction] | None = ...,
+        port: _builtins.str = ...,
         timeout_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "format", b"format", "id", b"id", "read_only", b"read_only", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["functions", b"functions", "port", b"port", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlugDiskRequest: _TypeAlias = PlugDiskRequest  # noqa: Y015
+Global___PlugRequest: _TypeAlias = PlugRequest  # noqa: Y015
 
 @_typing.final
-class PlugDiskResponse(_message.Message):
-    """Host.PlugDisk's answer."""
+class PlugResponse(_message.Message):
+    """Host.Plug's answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTACHED_FIELD_NUMBER: _builtins.int
     USABLE_MICROS_FIELD_NUMBER: _builtins.int
+    ONLINE_FIELD_NUMBER: _builtins.int
     usable_micros: _builtins.int
-    """Microseconds from device_add to the guest's answer."""
+    """Microseconds from the first device_add to the guest's last answer."""
     @_builtins.property
-    def attached(self) -> _devices_pb2.AttachedDevice:
-        """What it became in the guest."""
+    def attached(self) -> _containers.RepeatedCompositeFieldContainer[_devices_pb2.AttachedDevice]:
+        """What they became in the guest, in the order of the request; only the id is
+        set for what is not a device (memory, CPUs).
+        """
+
+    @_builtins.property
+    def online(self) -> _sandbox_pb2.OnlineResourcesResponse:
+        """What came online, for memory and CPUs."""
 
     def __init__(
         self,
         *,
-        attached: _devices_pb2.AttachedDevice | None = ...,
+        attached: _abc.Iterable[_devices_pb2.AttachedDevice] | None = ...,
         usable_micros: _builtins.int = ...,
+        online: _sandbox_pb2.OnlineResourcesResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["online", b"online"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "usable_micros", b"usable_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "online", b"online", "usable_micros", b"usable_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlugDiskResponse: _TypeAlias = PlugDiskResponse  # noqa: Y015
+Global___PlugResponse: _TypeAlias = PlugResponse  # noqa: Y015
 
 @_typing.final
 class UnplugRequest(_message.Message):
@@ -179,7 +746,9 @@ class UnplugRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Id of the device."""
+    """Id of the device; of a multifunction device any of its functions' ids, and
+    all of it goes.
+    """
     timeout_seconds: _builtins.float
     """Seconds for the whole; 0 means 30."""
     def __init__(
@@ -262,31 +831,116 @@ class PluggedDevice(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     PCI_PATH_FIELD_NUMBER: _builtins.int
-    FILE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    NOT_REMOVABLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the device."""
     pci_path: _builtins.str
     """Its PCI path in the guest."""
-    file: _builtins.str
-    """Image file on the host."""
+    source: _builtins.str
+    """What it is made of on the host: an image file, a BDF; empty where nothing."""
     state: _builtins.str
     """"plugged", "leaving" (the guest has not let go yet)."""
+    model: _builtins.str
+    """Kind of hardware: "virtio-blk", "nvme", "e1000e", ..."""
+    port: _builtins.str
+    """Name of its port; empty for what has none."""
+    not_removable: _builtins.str
+    """Why it can't be unplugged; empty when it can."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         pci_path: _builtins.str = ...,
-        file: _builtins.str = ...,
+        source: _builtins.str = ...,
         state: _builtins.str = ...,
+        model: _builtins.str = ...,
+        port: _builtins.str = ...,
+        not_removable: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "id", b"id", "pci_path", b"pci_path", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "not_removable", b"not_removable", "pci_path", b"pci_path", "port", b"port", "source", b"source", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PluggedDevice: _TypeAlias = PluggedDevice  # noqa: Y015
+
+@_typing.final
+class ListPortsRequest(_message.Message):
+    """Host.ListPorts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPortsRequest: _TypeAlias = ListPortsRequest  # noqa: Y015
+
+@_typing.final
+class ListPortsResponse(_message.Message):
+    """Host.ListPorts's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___Port]:
+        """In the order in which they are taken."""
+
+    def __init__(
+        self,
+        *,
+        ports: _abc.Iterable[Global___Port] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ports", b"ports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPortsResponse: _TypeAlias = ListPortsResponse  # noqa: Y015
+
+@_typing.final
+class Port(_message.Message):
+    """A place for one device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PCI_PATH_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    pci_path: _builtins.str
+    """The PCI path in the guest of what is plugged into it."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of what is in it; empty: free."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        pci_path: _builtins.str = ...,
+        devices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "name", b"name", "pci_path", b"pci_path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Port: _TypeAlias = Port  # noqa: Y015
 
 @_typing.final
 class QueryQemuRequest(_message.Message):

@@ -40,10 +40,10 @@ class HostStub:
                 request_serializer=innkeeper_dot_v1_dot_host__pb2.DescribeVmRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_host__pb2.VmDescription.FromString,
                 _registered_method=True)
-        self.PlugDisk = channel.unary_unary(
-                '/innkeeper.v1.Host/PlugDisk',
-                request_serializer=innkeeper_dot_v1_dot_host__pb2.PlugDiskRequest.SerializeToString,
-                response_deserializer=innkeeper_dot_v1_dot_host__pb2.PlugDiskResponse.FromString,
+        self.Plug = channel.unary_unary(
+                '/innkeeper.v1.Host/Plug',
+                request_serializer=innkeeper_dot_v1_dot_host__pb2.PlugRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_host__pb2.PlugResponse.FromString,
                 _registered_method=True)
         self.Unplug = channel.unary_unary(
                 '/innkeeper.v1.Host/Unplug',
@@ -54,6 +54,11 @@ class HostStub:
                 '/innkeeper.v1.Host/ListPlugged',
                 request_serializer=innkeeper_dot_v1_dot_host__pb2.ListPluggedRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_host__pb2.ListPluggedResponse.FromString,
+                _registered_method=True)
+        self.ListPorts = channel.unary_unary(
+                '/innkeeper.v1.Host/ListPorts',
+                request_serializer=innkeeper_dot_v1_dot_host__pb2.ListPortsRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_host__pb2.ListPortsResponse.FromString,
                 _registered_method=True)
         self.Query = channel.unary_unary(
                 '/innkeeper.v1.Host/Query',
@@ -78,8 +83,8 @@ class HostServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PlugDisk(self, request, context):
-        """Plugs a disk into a free port and attaches it in the guest, as one
+    def Plug(self, request, context):
+        """Plugs hardware into a free port and attaches it in the guest, as one
         transaction: on any failure both sides are as before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -87,7 +92,9 @@ class HostServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Unplug(self, request, context):
-        """Detaches a device in the guest and unplugs it, as one transaction.
+        """Detaches what came with one Plug in the guest and unplugs it, as one
+        transaction. FAILED_PRECONDITION (STILL_IN_USE) while somebody in the guest
+        uses it, with who; (NOT_REMOVABLE) for what can't be taken from a running VM.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +102,13 @@ class HostServicer:
 
     def ListPlugged(self, request, context):
         """What is plugged in, with its ports.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPorts(self, request, context):
+        """The ports for hot-plug, and what is in them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,10 +137,10 @@ def add_HostServicer_to_server(servicer, server):
                     request_deserializer=innkeeper_dot_v1_dot_host__pb2.DescribeVmRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_host__pb2.VmDescription.SerializeToString,
             ),
-            'PlugDisk': grpc.unary_unary_rpc_method_handler(
-                    servicer.PlugDisk,
-                    request_deserializer=innkeeper_dot_v1_dot_host__pb2.PlugDiskRequest.FromString,
-                    response_serializer=innkeeper_dot_v1_dot_host__pb2.PlugDiskResponse.SerializeToString,
+            'Plug': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plug,
+                    request_deserializer=innkeeper_dot_v1_dot_host__pb2.PlugRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_host__pb2.PlugResponse.SerializeToString,
             ),
             'Unplug': grpc.unary_unary_rpc_method_handler(
                     servicer.Unplug,
@@ -137,6 +151,11 @@ def add_HostServicer_to_server(servicer, server):
                     servicer.ListPlugged,
                     request_deserializer=innkeeper_dot_v1_dot_host__pb2.ListPluggedRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_host__pb2.ListPluggedResponse.SerializeToString,
+            ),
+            'ListPorts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPorts,
+                    request_deserializer=innkeeper_dot_v1_dot_host__pb2.ListPortsRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_host__pb2.ListPortsResponse.SerializeToString,
             ),
             'Query': grpc.unary_unary_rpc_method_handler(
                     servicer.Query,
@@ -188,7 +207,7 @@ class Host:
             _registered_method=True)
 
     @staticmethod
-    def PlugDisk(request,
+    def Plug(request,
             target,
             options=(),
             channel_credentials=None,
@@ -201,9 +220,9 @@ class Host:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/innkeeper.v1.Host/PlugDisk',
-            innkeeper_dot_v1_dot_host__pb2.PlugDiskRequest.SerializeToString,
-            innkeeper_dot_v1_dot_host__pb2.PlugDiskResponse.FromString,
+            '/innkeeper.v1.Host/Plug',
+            innkeeper_dot_v1_dot_host__pb2.PlugRequest.SerializeToString,
+            innkeeper_dot_v1_dot_host__pb2.PlugResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -258,6 +277,33 @@ class Host:
             '/innkeeper.v1.Host/ListPlugged',
             innkeeper_dot_v1_dot_host__pb2.ListPluggedRequest.SerializeToString,
             innkeeper_dot_v1_dot_host__pb2.ListPluggedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPorts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Host/ListPorts',
+            innkeeper_dot_v1_dot_host__pb2.ListPortsRequest.SerializeToString,
+            innkeeper_dot_v1_dot_host__pb2.ListPortsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,14 +37,19 @@ class HostStub:
     def __new__(cls, channel: _aio.Channel) -> HostAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_host_pb2.DescribeVmRequest, _host_pb2.VmDescription]
     """What the VM is and where its parts are."""
-    PlugDisk: _grpc.UnaryUnaryMultiCallable[_host_pb2.PlugDiskRequest, _host_pb2.PlugDiskResponse]
-    """Plugs a disk into a free port and attaches it in the guest, as one
+    Plug: _grpc.UnaryUnaryMultiCallable[_host_pb2.PlugRequest, _host_pb2.PlugResponse]
+    """Plugs hardware into a free port and attaches it in the guest, as one
     transaction: on any failure both sides are as before.
     """
     Unplug: _grpc.UnaryUnaryMultiCallable[_host_pb2.UnplugRequest, _host_pb2.UnplugResponse]
-    """Detaches a device in the guest and unplugs it, as one transaction."""
+    """Detaches what came with one Plug in the guest and unplugs it, as one
+    transaction. FAILED_PRECONDITION (STILL_IN_USE) while somebody in the guest
+    uses it, with who; (NOT_REMOVABLE) for what can't be taken from a running VM.
+    """
     ListPlugged: _grpc.UnaryUnaryMultiCallable[_host_pb2.ListPluggedRequest, _host_pb2.ListPluggedResponse]
     """What is plugged in, with its ports."""
+    ListPorts: _grpc.UnaryUnaryMultiCallable[_host_pb2.ListPortsRequest, _host_pb2.ListPortsResponse]
+    """The ports for hot-plug, and what is in them."""
     Query: _grpc.UnaryUnaryMultiCallable[_host_pb2.QueryQemuRequest, _host_pb2.QueryQemuResponse]
     """Asks QEMU one of its own questions, for whoever must find out at night what
     it thinks: only QMP commands that begin with "query-", which change nothing.
@@ -59,14 +64,19 @@ class HostAsyncStub(HostStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_host_pb2.DescribeVmRequest, _host_pb2.VmDescription]  # type: ignore[assignment]
     """What the VM is and where its parts are."""
-    PlugDisk: _aio.UnaryUnaryMultiCallable[_host_pb2.PlugDiskRequest, _host_pb2.PlugDiskResponse]  # type: ignore[assignment]
-    """Plugs a disk into a free port and attaches it in the guest, as one
+    Plug: _aio.UnaryUnaryMultiCallable[_host_pb2.PlugRequest, _host_pb2.PlugResponse]  # type: ignore[assignment]
+    """Plugs hardware into a free port and attaches it in the guest, as one
     transaction: on any failure both sides are as before.
     """
     Unplug: _aio.UnaryUnaryMultiCallable[_host_pb2.UnplugRequest, _host_pb2.UnplugResponse]  # type: ignore[assignment]
-    """Detaches a device in the guest and unplugs it, as one transaction."""
+    """Detaches what came with one Plug in the guest and unplugs it, as one
+    transaction. FAILED_PRECONDITION (STILL_IN_USE) while somebody in the guest
+    uses it, with who; (NOT_REMOVABLE) for what can't be taken from a running VM.
+    """
     ListPlugged: _aio.UnaryUnaryMultiCallable[_host_pb2.ListPluggedRequest, _host_pb2.ListPluggedResponse]  # type: ignore[assignment]
     """What is plugged in, with its ports."""
+    ListPorts: _aio.UnaryUnaryMultiCallable[_host_pb2.ListPortsRequest, _host_pb2.ListPortsResponse]  # type: ignore[assignment]
+    """The ports for hot-plug, and what is in them."""
     Query: _aio.UnaryUnaryMultiCallable[_host_pb2.QueryQemuRequest, _host_pb2.QueryQemuResponse]  # type: ignore[assignment]
     """Asks QEMU one of its own questions, for whoever must find out at night what
     it thinks: only QMP commands that begin with "query-", which change nothing.
@@ -86,12 +96,12 @@ class HostServicer(metaclass=_abc_1.ABCMeta):
         """What the VM is and where its parts are."""
 
     @_abc_1.abstractmethod
-    def PlugDisk(
+    def Plug(
         self,
-        request: _host_pb2.PlugDiskRequest,
+        request: _host_pb2.PlugRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_host_pb2.PlugDiskResponse, _abc.Awaitable[_host_pb2.PlugDiskResponse]]:
-        """Plugs a disk into a free port and attaches it in the guest, as one
+    ) -> _typing.Union[_host_pb2.PlugResponse, _abc.Awaitable[_host_pb2.PlugResponse]]:
+        """Plugs hardware into a free port and attaches it in the guest, as one
         transaction: on any failure both sides are as before.
         """
 
@@ -101,7 +111,10 @@ class HostServicer(metaclass=_abc_1.ABCMeta):
         request: _host_pb2.UnplugRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_host_pb2.UnplugResponse, _abc.Awaitable[_host_pb2.UnplugResponse]]:
-        """Detaches a device in the guest and unplugs it, as one transaction."""
+        """Detaches what came with one Plug in the guest and unplugs it, as one
+        transaction. FAILED_PRECONDITION (STILL_IN_USE) while somebody in the guest
+        uses it, with who; (NOT_REMOVABLE) for what can't be taken from a running VM.
+        """
 
     @_abc_1.abstractmethod
     def ListPlugged(
@@ -110,6 +123,14 @@ class HostServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_host_pb2.ListPluggedResponse, _abc.Awaitable[_host_pb2.ListPluggedResponse]]:
         """What is plugged in, with its ports."""
+
+    @_abc_1.abstractmethod
+    def ListPorts(
+        self,
+        request: _host_pb2.ListPortsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_host_pb2.ListPortsResponse, _abc.Awaitable[_host_pb2.ListPortsResponse]]:
+        """The ports for hot-plug, and what is in them."""
 
     @_abc_1.abstractmethod
     def Query(

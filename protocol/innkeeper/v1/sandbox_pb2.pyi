@@ -56,6 +56,13 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """The clock was set (details: jump_micros)."""
     EVENT_KIND_HEALTH_CHANGED: _EventKind.ValueType  # 13
     """The agent's health changed (details: status=SERVING|NOT_SERVING, reason)."""
+    EVENT_KIND_DEVICE_RECONFIGURED: _EventKind.ValueType  # 14
+    """A device changed its mode (subject: device id; details: driver, former)."""
+    EVENT_KIND_RESOURCES_CHANGED: _EventKind.ValueType  # 15
+    """CPUs or memory went online or offline by OnlineResources (details: cpus,
+    memory; what is online now); or a container's exclusive CPUs changed (subject:
+    container id; details: exclusive_cpus, promised, refused).
+    """
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing happened."""
@@ -90,6 +97,13 @@ EVENT_KIND_CLOCK_SET: EventKind.ValueType  # 12
 """The clock was set (details: jump_micros)."""
 EVENT_KIND_HEALTH_CHANGED: EventKind.ValueType  # 13
 """The agent's health changed (details: status=SERVING|NOT_SERVING, reason)."""
+EVENT_KIND_DEVICE_RECONFIGURED: EventKind.ValueType  # 14
+"""A device changed its mode (subject: device id; details: driver, former)."""
+EVENT_KIND_RESOURCES_CHANGED: EventKind.ValueType  # 15
+"""CPUs or memory went online or offline by OnlineResources (details: cpus,
+memory; what is online now); or a container's exclusive CPUs changed (subject:
+container id; details: exclusive_cpus, promised, refused).
+"""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 class _ShutdownAction:
@@ -491,31 +505,75 @@ Global___SeedEntropyResponse: _TypeAlias = SeedEntropyResponse  # noqa: Y015
 
 @_typing.final
 class OnlineResourcesRequest(_message.Message):
-    """Sandbox.OnlineResources."""
+    """Sandbox.OnlineResources. What is hot-plugged may still be on its way: the call
+    waits, by the kernel's events, until as much is online as is asked for. With
+    everything unset it brings online what is there now, without waiting.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CPUS_FIELD_NUMBER: _builtins.int
+    MORE_CPUS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    MORE_MEMORY_FIELD_NUMBER: _builtins.int
+    ALLOW_OFFLINE_FIELD_NUMBER: _builtins.int
+    MOVABLE_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     cpus: _builtins.int
-    """CPUs that should be online in all; 0 means all that are there."""
-    memory: _builtins.bool
-    """Whether to bring offline memory blocks online."""
+    """CPUs that should be online in all. More than are online are brought online;
+    with `allow_offline` fewer take CPUs offline, the highest numbers first,
+    never CPU 0.
+    """
+    more_cpus: _builtins.int
+    """CPUs to bring online beyond those that are now; not together with `cpus`."""
+    memory: _builtins.int
+    """Bytes of memory that should be online in all, in whole blocks (rounded up)."""
+    more_memory: _builtins.int
+    """Bytes to bring online beyond those that are now; not together with `memory`."""
+    allow_offline: _builtins.bool
+    """Takes CPUs and memory blocks offline where more are online than asked for;
+    what the kernel refuses (memory in use) stays, and is told.
+    """
+    movable: _builtins.bool
+    """Brings memory online for movable pages only, so that it can go offline again."""
     timeout_seconds: _builtins.float
-    """Seconds to wait for them; 0 means the agent's hotplug timeout."""
+    """Seconds to wait for them; 0 means the agent's hotplug timeout. At the
+    deadline: DEADLINE_EXCEEDED (RESOURCES_NOT_ONLINE) with what is there, what is
+    online and what the kernel refused; what came online stays. FAILED_PRECONDITION
+    at once, with the same reason, for more CPUs than are possible here, or memory
+    where the kernel has no hot-plug of it.
+    """
     def __init__(
         self,
         *,
-        cpus: _builtins.int = ...,
-        memory: _builtins.bool = ...,
+        cpus: _builtins.int | None = ...,
+        more_cpus: _builtins.int | None = ...,
+        memory: _builtins.int | None = ...,
+        more_memory: _builtins.int | None = ...,
+        allow_offline: _builtins.bool = ...,
+        movable: _builtins.bool = ...,
         timeout_seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_memory", b"_memory", "_more_cpus", b"_more_cpus", "_more_memory", b"_more_memory", "cpus", b"cpus", "memory", b"memory", "more_cpus", b"more_cpus", "more_memory", b"more_memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "memory", b"memory", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_memory", b"_memory", "_more_cpus", b"_more_cpus", "_more_memory", b"_more_memory", "allow_offline", b"allow_offline", "cpus", b"cpus", "memory", b"memory", "more_cpus", b"more_cpus", "more_memory", b"more_memory", "movable", b"movable", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
+    _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
+    _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
+    _WhichOneofReturnType__more_cpus: _TypeAlias = _typing.Literal["more_cpus"]  # noqa: Y015
+    _WhichOneofArgType__more_cpus: _TypeAlias = _typing.Literal["_more_cpus", b"_more_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__more_memory: _TypeAlias = _typing.Literal["more_memory"]  # noqa: Y015
+    _WhichOneofArgType__more_memory: _TypeAlias = _typing.Literal["_more_memory", b"_more_memory"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__more_cpus) -> _WhichOneofReturnType__more_cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__more_memory) -> _WhichOneofReturnType__more_memory | None: ...
 
 Global___OnlineResourcesRequest: _TypeAlias = OnlineResourcesRequest  # noqa: Y015
 
@@ -527,21 +585,55 @@ class OnlineResourcesResponse(_message.Message):
 
     CPUS_ONLINE_FIELD_NUMBER: _builtins.int
     MEMORY_ONLINE_FIELD_NUMBER: _builtins.int
+    CPUS_ADDED_FIELD_NUMBER: _builtins.int
+    CPUS_REMOVED_FIELD_NUMBER: _builtins.int
+    BLOCKS_ADDED_FIELD_NUMBER: _builtins.int
+    BLOCKS_REMOVED_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     memory_online: _builtins.int
     """Bytes of memory in online blocks."""
+    block_bytes: _builtins.int
+    """Bytes of one memory block; 0 where the kernel has no hot-plug of memory."""
     @_builtins.property
     def cpus_online(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CPUs online now, by number."""
+
+    @_builtins.property
+    def cpus_added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CPUs that this call brought online."""
+
+    @_builtins.property
+    def cpus_removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CPUs that this call took offline."""
+
+    @_builtins.property
+    def blocks_added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Memory blocks that this call brought online, by number."""
+
+    @_builtins.property
+    def blocks_removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Memory blocks that this call took offline."""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the kernel refused, one line each ("memory42 offline: busy")."""
 
     def __init__(
         self,
         *,
         cpus_online: _abc.Iterable[_builtins.int] | None = ...,
         memory_online: _builtins.int = ...,
+        cpus_added: _abc.Iterable[_builtins.int] | None = ...,
+        cpus_removed: _abc.Iterable[_builtins.int] | None = ...,
+        blocks_added: _abc.Iterable[_builtins.int] | None = ...,
+        blocks_removed: _abc.Iterable[_builtins.int] | None = ...,
+        block_bytes: _builtins.int = ...,
+        refused: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus_online", b"cpus_online", "memory_online", b"memory_online"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_added", b"blocks_added", "blocks_removed", b"blocks_removed", "cpus_added", b"cpus_added", "cpus_online", b"cpus_online", "cpus_removed", b"cpus_removed", "memory_online", b"memory_online", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,12 +22,16 @@ COMMANDS = [
     ("device", "attach"),
     ("device", "detach"),
     ("device", "list"),
+    ("device", "ports"),
+    ("device", "holders"),
+    ("device", "reconfigure"),
+    ("devices",),
 ]
 
 
 def test_the_program_lists_its_commands() -> None:
     told = CliRunner().invoke(app, ["--help"]).output
-    for command in ("run", "exec", "call", "demo", "vm", "device", "image"):
+    for command in ("run", "exec", "call", "demo", "vm", "device", "devices", "image"):
         assert f"\n  {command} " in told
 
 

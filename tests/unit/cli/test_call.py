@@ -24,7 +24,7 @@ def test_a_method_has_a_short_and_a_full_name(text: str) -> None:
 
 
 def test_the_daemons_and_the_health_service_are_known_too() -> None:
-    assert KNOWN["Host.PlugDisk"].path == "/innkeeper.v1.Host/PlugDisk"
+    assert KNOWN["Host.Plug"].path == "/innkeeper.v1.Host/Plug"
     assert KNOWN["Health.Check"].path == "/grpc.health.v1.Health/Check"
 
 

@@ -12,9 +12,10 @@ from agent.core.deadlines import Deadline
 from agent.core.drivers import Drivers
 from agent.core.errors import AgentError, Reason, timed_out
 from agent.core.hotplug import HotplugBoard, Wish
-from agent.core.model import BlockExpectation
+from agent.core.kinds import BlockExpectation
 from agent.core.pci import PciPath
-from agent.core.tree import SysfsTree, locate
+from agent.core.places import find
+from agent.core.tree import SysfsTree
 from agent.core.verdict import Ready, Verdict
 from agent.handlers.devices.base import Found
 from agent.handlers.devices.block import BlockDevices
@@ -73,7 +74,7 @@ class Bed:
 
 
 def probe(tree: SysfsTree) -> Verdict[Found]:
-    found = locate(tree, ADDRESS)
+    found = find(tree, ADDRESS)
     if not isinstance(found, Ready):
         return found
     return BlockDevices().probe(tree, found.result, BlockExpectation())

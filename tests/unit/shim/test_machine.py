@@ -13,6 +13,7 @@ from innkeeper.shim import topology
 from innkeeper.shim.accel import Accelerator
 from innkeeper.shim.machine import GuestLink, MachineShape, Pipes
 from innkeeper.shim.spec import ColdDisk
+from innkeeper.shim.topology import Layout
 
 pytestmark = [pytest.mark.unit, pytest.mark.boot]
 
@@ -38,7 +39,7 @@ def shape(tmp_path: Path) -> MachineShape:
         accel=Accelerator.TCG,
         memory=512 << 20,
         cpus=2,
-        topology=topology.build(ports=3),
+        topology=topology.build(Layout(ports=3)),
         link=GuestLink(arguments=("-device", "virtio-serial-pci,id=serial0")),
         console_log=tmp_path / "console.log",
     )
@@ -67,6 +68,41 @@ def test_nothing_is_there_by_default_and_a_reset_ends_qemu(shape: MachineShape) 
 def test_the_kernel_gets_the_images_words_then_ours_then_the_users(shape: MachineShape) -> None:
     told = replace(shape, cmdline=("agent.log=debug",)).kernel_cmdline()
     assert told == "cgroup_no_v1=all console=ttyS0 panic=-1 agent.log=debug"
+
+
+def test_a_machine_that_can_grow_has_room_and_a_socket_for_each_cpu(shape: MachineShape) -> None:
+    """Memory that comes is for movable pages, so that it can go; and without a hypervisor's
+    signature Linux takes no second CPU into a socket."""
+    grows = replace(shape, max_memory=4 << 30, max_cpus=4, nvdimm=True)
+    argv = grows.argv(PIPES)
+    assert values(argv, "-m") == ["512M,slots=16,maxmem=4096M"]
+    assert values(argv, "-smp") == ["2,maxcpus=4,sockets=4,cores=1,threads=1"]
+    assert ",nvdimm=on" in values(argv, "-machine")[0]
+    assert "memhp_default_state=online_movable" in grows.kernel_cmdline()
+    assert grows.setting.more_cpus == 2
+
+
+def test_an_emulated_guest_that_can_grow_takes_itself_for_vmwares(shape: MachineShape) -> None:
+    """arch/x86/kernel/acpi/boot.c: a CPU that is not there yet counts only for a guest of a
+    hypervisor that Linux knows; vmware.c knows it by its serial number and its port."""
+    grows = replace(shape, max_cpus=4)
+    argv = grows.argv(PIPES)
+    assert values(argv, "-machine")[0].endswith("vmport=on,i8042=on")
+    assert values(argv, "-smbios") == ["type=1,serial=VMware-innkeeper"]
+    assert values(argv, "-cpu") == ["max,hypervisor=off"]
+    for plain in (shape, replace(grows, accel=Accelerator.KVM)):
+        assert values(plain.argv(PIPES), "-smbios") == []
+
+
+def test_an_iommu_comes_before_what_is_behind_it(shape: MachineShape) -> None:
+    """QEMU's intel-iommu knows only the devices made after it; KVM's interrupt
+    controller must be split to have its interrupts remapped."""
+    behind = replace(shape, iommu=True)
+    devices = values(behind.argv(PIPES), "-device")
+    assert devices[0].startswith("intel-iommu,intremap=on")
+    assert "intel_iommu=on" in behind.kernel_cmdline()
+    kvm = replace(behind, accel=Accelerator.KVM).argv(PIPES)
+    assert values(kvm, "-accel") == ["kvm,kernel-irqchip=split"]
 
 
 def test_monitor_and_console_are_the_inherited_descriptors(shape: MachineShape) -> None:

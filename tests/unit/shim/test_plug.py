@@ -5,65 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 
-from innkeeper.shim import topology
-from innkeeper.shim.disks import DiskFile
 from innkeeper.shim.errors import Reason, ShimError
-from innkeeper.shim.plug import Plugger, check_timeout
-from innkeeper.shim.topology import PortPool
-from tests.fakes.guest_devices import FakeGuestDevices, refusal
-from tests.fakes.qmp import FakeQmp, connected
+from innkeeper.shim.plug import check_timeout
+from tests.fakes.guest_devices import refusal
+from tests.fakes.plug_bench import LIMIT, PlugBench, plug_bench
 
 pytestmark = [pytest.mark.unit, pytest.mark.devices]
 
-LIMIT = 10.0
-
-
-@dataclass(slots=True)
-class Bench:
-    """Everything that a transaction touches."""
-
-    qemu: FakeQmp
-    guest: FakeGuestDevices
-    ports: PortPool
-    plugger: Plugger
-    disk: DiskFile
-
-    async def plug(self, device_id: str = "data", timeout: float = LIMIT) -> str:
-        usable = await self.plugger.plug(device_id, self.disk, timeout)
-        return usable.attached.pci_path
-
-    def states(self) -> dict[str, str]:
-        return {disk.id: str(disk.state) for disk in self.plugger.list()}
-
-    def assert_untouched(self) -> None:
-        """Both sides are as at the start."""
-        assert self.qemu.nodes == set()
-        assert self.qemu.devices == {}
-        assert self.guest.attached == {}
-        assert len(self.ports.free) == len(self.ports.ports)
-        assert self.states() == {}
-
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    image = tmp_path / "disk.img"
-    image.write_bytes(bytes(1024))
-    qemu = FakeQmp()
-    guest = FakeGuestDevices(qemu)
-    ports = PortPool(ports=topology.build(ports=2).ports)
-    before = asyncio.all_tasks()
-    async with connected(qemu) as monitor:
-        plugger = Plugger(monitor, guest, ports)
-        disk = DiskFile.check(str(image), "raw", read_only=False)
-        yield Bench(qemu, guest, ports, plugger, disk)
-        await plugger.close()
-    assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()
+async def bench(tmp_path: Path) -> AsyncIterator[PlugBench]:
+    async with plug_bench(tmp_path) as made:
+        yield made
 
 
 @contextlib.contextmanager
@@ -75,7 +33,7 @@ def refused(reason: Reason, code: grpc.StatusCode | None = None) -> Iterator[Non
         assert caught.value.code is code
 
 
-async def test_plug_opens_the_file_adds_the_device_and_asks_the_guest(bench: Bench) -> None:
+async def test_plug_opens_the_file_adds_the_device_and_asks_the_guest(bench: PlugBench) -> None:
     assert await bench.plug() == "10/00"
     assert bench.qemu.commands == ["blockdev-add", "device_add"]
     device = bench.qemu.devices["dev-data"]
@@ -88,7 +46,7 @@ async def test_plug_opens_the_file_adds_the_device_and_asks_the_guest(bench: Ben
     assert bench.states() == {"data": "plugged"}
 
 
-async def test_unplug_lets_the_guest_go_first_and_closes_the_file_last(bench: Bench) -> None:
+async def test_unplug_lets_the_guest_go_first_and_closes_the_file_last(bench: PlugBench) -> None:
     await bench.plug()
     bench.guest.calls.clear()
     bench.qemu.commands.clear()
@@ -98,19 +56,19 @@ async def test_unplug_lets_the_guest_go_first_and_closes_the_file_last(bench: Be
     bench.assert_untouched()
 
 
-async def test_the_same_port_and_id_serve_again(bench: Bench) -> None:
+async def test_the_same_port_and_id_serve_again(bench: PlugBench) -> None:
     for _ in range(3):
         assert await bench.plug() == "10/00"
         await bench.plugger.unplug("data", LIMIT)
     bench.assert_untouched()
 
 
-async def test_two_plugs_at_once_get_different_ports(bench: Bench) -> None:
+async def test_two_plugs_at_once_get_different_ports(bench: PlugBench) -> None:
     paths = await asyncio.gather(bench.plug("one"), bench.plug("two"))
     assert sorted(paths) == ["10.1/00", "10/00"]
 
 
-async def test_a_used_id_is_refused_and_nothing_changes(bench: Bench) -> None:
+async def test_a_used_id_is_refused_and_nothing_changes(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.commands.clear()
     with refused(Reason.ID_IN_USE, grpc.StatusCode.ALREADY_EXISTS):
@@ -119,20 +77,20 @@ async def test_a_used_id_is_refused_and_nothing_changes(bench: Bench) -> None:
     assert bench.states() == {"data": "plugged"}
 
 
-async def test_an_empty_pool_is_said_as_such(bench: Bench) -> None:
+async def test_an_empty_pool_is_said_as_such(bench: PlugBench) -> None:
     await bench.plug("one")
     await bench.plug("two")
     with refused(Reason.PORT_POOL_EMPTY, grpc.StatusCode.RESOURCE_EXHAUSTED):
         await bench.plug("three")
 
 
-async def test_unplug_of_an_unknown_device_is_not_found(bench: Bench) -> None:
+async def test_unplug_of_an_unknown_device_is_not_found(bench: PlugBench) -> None:
     with refused(Reason.UNKNOWN_DEVICE, grpc.StatusCode.NOT_FOUND):
         await bench.plugger.unplug("data", LIMIT)
 
 
 async def test_a_port_that_takes_no_hot_plug_rolls_the_file_back_and_names_the_bus(
-    bench: Bench,
+    bench: PlugBench,
 ) -> None:
     """A root port with hot-plug switched off, or the root bus itself."""
     bench.qemu.refuse["device_add"] = "Bus 'port0' does not support hotplugging"
@@ -143,7 +101,7 @@ async def test_a_port_that_takes_no_hot_plug_rolls_the_file_back_and_names_the_b
     bench.assert_untouched()
 
 
-async def test_a_lock_that_qemu_can_not_get_is_about_the_file(bench: Bench) -> None:
+async def test_a_lock_that_qemu_can_not_get_is_about_the_file(bench: PlugBench) -> None:
     """QEMU opens the file without it and takes it with the device."""
     bench.qemu.refuse["device_add"] = 'Failed to get "write" lock'
     with refused(Reason.FILE_IN_USE):
@@ -160,7 +118,7 @@ async def test_a_lock_that_qemu_can_not_get_is_about_the_file(bench: Bench) -> N
     ],
 )
 async def test_a_file_that_qemu_can_not_open_is_told_by_kind(
-    bench: Bench, text: str, reason: Reason
+    bench: PlugBench, text: str, reason: Reason
 ) -> None:
     bench.qemu.refuse["blockdev-add"] = text
     with refused(reason):
@@ -169,7 +127,7 @@ async def test_a_file_that_qemu_can_not_open_is_told_by_kind(
     bench.assert_untouched()
 
 
-async def test_a_guest_that_refuses_gets_the_device_taken_out_again(bench: Bench) -> None:
+async def test_a_guest_that_refuses_gets_the_device_taken_out_again(bench: PlugBench) -> None:
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     bench.guest.refuse["attach"] = refusal(code, "DEVICE_NOT_READY")
     with pytest.raises(ShimError, match="DEVICE_NOT_READY") as caught:
@@ -179,7 +137,7 @@ async def test_a_guest_that_refuses_gets_the_device_taken_out_again(bench: Bench
     bench.assert_untouched()
 
 
-async def test_a_plug_that_runs_out_of_time_says_what_it_waited_for(bench: Bench) -> None:
+async def test_a_plug_that_runs_out_of_time_says_what_it_waited_for(bench: PlugBench) -> None:
     bench.guest.holds.clear()
     with pytest.raises(ShimError, match="waiting for the guest to find it at 10/00") as caught:
         await bench.plug(timeout=0.05)
@@ -187,7 +145,7 @@ async def test_a_plug_that_runs_out_of_time_says_what_it_waited_for(bench: Bench
     bench.assert_untouched()
 
 
-async def test_a_cancelled_plug_is_undone(bench: Bench) -> None:
+async def test_a_cancelled_plug_is_undone(bench: PlugBench) -> None:
     bench.guest.holds.clear()
     plug = asyncio.create_task(bench.plug())
     await bench.qemu.until("device_add")
@@ -197,7 +155,7 @@ async def test_a_cancelled_plug_is_undone(bench: Bench) -> None:
     bench.assert_untouched()
 
 
-async def test_an_answer_that_was_lost_on_its_way_is_undone_in_the_guest(bench: Bench) -> None:
+async def test_an_answer_that_was_lost_on_its_way_is_undone_in_the_guest(bench: PlugBench) -> None:
     """The agent attached the disk, and the connection broke before its answer came."""
     bench.guest.loses_answers = True
     with refused(Reason.AGENT_AWAY):
@@ -205,7 +163,7 @@ async def test_an_answer_that_was_lost_on_its_way_is_undone_in_the_guest(bench: 
     bench.assert_untouched()
 
 
-async def test_a_device_that_has_the_id_in_the_guest_is_left_alone(bench: Bench) -> None:
+async def test_a_device_that_has_the_id_in_the_guest_is_left_alone(bench: PlugBench) -> None:
     """Somebody attached a disk that was there from the start under that id."""
     bench.guest.attached["data"] = "05"
     with pytest.raises(ShimError, match="ID_IN_USE") as caught:
@@ -217,7 +175,7 @@ async def test_a_device_that_has_the_id_in_the_guest_is_left_alone(bench: Bench)
     assert bench.states() == {}
 
 
-async def test_unplug_of_a_device_that_is_coming_is_refused(bench: Bench) -> None:
+async def test_unplug_of_a_device_that_is_coming_is_refused(bench: PlugBench) -> None:
     bench.guest.holds.clear()
     plug = asyncio.create_task(bench.plug())
     await bench.qemu.until("device_add")
@@ -231,7 +189,7 @@ async def test_unplug_of_a_device_that_is_coming_is_refused(bench: Bench) -> Non
 # took the attention button's press for a request to remove.
 
 
-async def test_a_device_removed_right_after_plugging_is_plugged_once_more(bench: Bench) -> None:
+async def test_a_device_removed_right_after_plugging_is_plugged_once_more(bench: PlugBench) -> None:
     bench.qemu.drops = 1
     assert await bench.plug() == "10/00"
     assert bench.qemu.commands == ["blockdev-add", "device_add", "device_add"]
@@ -239,7 +197,7 @@ async def test_a_device_removed_right_after_plugging_is_plugged_once_more(bench:
     assert bench.states() == {"data": "plugged"}
 
 
-async def test_a_device_removed_twice_fails_the_call(bench: Bench) -> None:
+async def test_a_device_removed_twice_fails_the_call(bench: PlugBench) -> None:
     bench.qemu.drops = 2
     with refused(Reason.DEVICE_LOST, grpc.StatusCode.ABORTED):
         await bench.plug()
@@ -247,7 +205,7 @@ async def test_a_device_removed_twice_fails_the_call(bench: Bench) -> None:
     bench.assert_untouched()
 
 
-async def test_a_removal_told_before_the_success_is_no_success(bench: Bench) -> None:
+async def test_a_removal_told_before_the_success_is_no_success(bench: PlugBench) -> None:
     """The guest has answered, and QEMU's event is on its way already."""
     bench.qemu.drops_at_status.add("dev-data")
     with refused(Reason.DEVICE_LOST):
@@ -255,18 +213,18 @@ async def test_a_removal_told_before_the_success_is_no_success(bench: Bench) -> 
     bench.assert_untouched()
 
 
-async def test_a_plugged_device_that_vanishes_is_forgotten_on_both_sides(bench: Bench) -> None:
+async def test_a_plugged_device_that_vanishes_is_forgotten_on_both_sides(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.release("dev-data")
     await bench.qemu.until("blockdev-del")
-    await _until_idle(bench)
+    await bench.until_idle()
     bench.assert_untouched()
 
 
 # Removal is the guest's to grant, and may come late or never.
 
 
-async def test_a_guest_that_never_lets_go_leaves_id_port_and_file_taken(bench: Bench) -> None:
+async def test_a_guest_that_never_lets_go_leaves_id_port_and_file_taken(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.lets_go = False
     with refused(Reason.OPERATION_TIMED_OUT, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -282,31 +240,31 @@ async def test_a_guest_that_never_lets_go_leaves_id_port_and_file_taken(bench: B
     assert [port.name for port in bench.ports.free] == ["port1"]
 
 
-async def test_a_late_event_frees_id_port_and_file(bench: Bench) -> None:
+async def test_a_late_event_frees_id_port_and_file(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.lets_go = False
     with refused(Reason.OPERATION_TIMED_OUT):
         await bench.plugger.unplug("data", 0.05)
     bench.qemu.release("dev-data")
     await bench.qemu.until("blockdev-del")
-    await _until_idle(bench)
+    await bench.until_idle()
     bench.assert_untouched()
 
 
-async def test_a_late_refusal_makes_it_usable_again(bench: Bench) -> None:
+async def test_a_late_refusal_makes_it_usable_again(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.lets_go = False
     with refused(Reason.OPERATION_TIMED_OUT):
         await bench.plugger.unplug("data", 0.05)
     bench.qemu.event("DEVICE_UNPLUG_GUEST_ERROR", {"device": "dev-data", "path": "/x"})
-    await _until_idle(bench)
+    await bench.until_idle()
     assert bench.states() == {"data": "plugged"}
     bench.qemu.lets_go = True
     await bench.plugger.unplug("data", LIMIT)
     bench.assert_untouched()
 
 
-async def test_a_device_in_use_stays_plugged(bench: Bench) -> None:
+async def test_a_device_in_use_stays_plugged(bench: PlugBench) -> None:
     await bench.plug()
     code = grpc.StatusCode.FAILED_PRECONDITION
     bench.guest.refuse["prepare"] = refusal(code, "STILL_IN_USE")
@@ -316,41 +274,43 @@ async def test_a_device_in_use_stays_plugged(bench: Bench) -> None:
     assert bench.states() == {"data": "plugged"}
 
 
-async def test_a_device_that_the_agent_has_forgotten_can_still_be_unplugged(bench: Bench) -> None:
+async def test_a_device_that_the_agent_has_forgotten_can_still_be_unplugged(
+    bench: PlugBench,
+) -> None:
     await bench.plug()
     bench.guest.attached.clear()
     await bench.plugger.unplug("data", LIMIT)
     bench.assert_untouched()
 
 
-async def test_an_agent_that_does_not_answer_in_time_leaves_it_plugged(bench: Bench) -> None:
+async def test_an_agent_that_does_not_answer_in_time_leaves_it_plugged(bench: PlugBench) -> None:
     """A paused guest: nothing was asked of QEMU, so nothing is pending there."""
     await bench.plug()
     bench.guest.hangs.add("prepare")
     with refused(Reason.OPERATION_TIMED_OUT):
         await bench.plugger.unplug("data", 0.05)
-    await _until_idle(bench)
+    await bench.until_idle()
     assert bench.guest.calls[-1] == "cancel data"
     assert bench.states() == {"data": "plugged"}
     assert "device_del" not in bench.qemu.commands
 
 
-async def test_a_device_that_vanishes_while_the_agent_hangs_is_forgotten(bench: Bench) -> None:
+async def test_a_device_that_vanishes_while_the_agent_hangs_is_forgotten(bench: PlugBench) -> None:
     await bench.plug()
     bench.guest.hangs.add("prepare")
     unplug = asyncio.create_task(bench.plugger.unplug("data", LIMIT))
-    await _until_idle(bench)
+    await bench.until_idle()
     bench.qemu.release("dev-data")
-    await _until_idle(bench)
+    await bench.until_idle()
     bench.guest.hangs.clear()
     unplug.cancel()
     await bench.qemu.until("blockdev-del")
     await asyncio.gather(unplug, return_exceptions=True)
-    await _until_idle(bench)
+    await bench.until_idle()
     bench.assert_untouched()
 
 
-async def test_a_device_del_that_qemu_refuses_leaves_it_plugged(bench: Bench) -> None:
+async def test_a_device_del_that_qemu_refuses_leaves_it_plugged(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.refuse["device_del"] = "Bus 'port0' does not support hotplugging"
     with refused(Reason.QEMU_REFUSED):
@@ -360,7 +320,7 @@ async def test_a_device_del_that_qemu_refuses_leaves_it_plugged(bench: Bench) ->
     assert bench.states() == {"data": "plugged"}
 
 
-async def test_a_guest_kernel_that_refuses_leaves_it_plugged(bench: Bench) -> None:
+async def test_a_guest_kernel_that_refuses_leaves_it_plugged(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.lets_go = False
     unplug = asyncio.create_task(bench.plugger.unplug("data", LIMIT))
@@ -372,23 +332,25 @@ async def test_a_guest_kernel_that_refuses_leaves_it_plugged(bench: Bench) -> No
     assert bench.guest.leaving == set()
 
 
-async def test_a_cancelled_unplug_is_finished_when_the_guest_lets_go(bench: Bench) -> None:
+async def test_a_cancelled_unplug_is_finished_when_the_guest_lets_go(bench: PlugBench) -> None:
     await bench.plug()
     bench.qemu.lets_go = False
     unplug = asyncio.create_task(bench.plugger.unplug("data", LIMIT))
     await bench.qemu.until("device_del")
-    await _until_idle(bench)
+    await bench.until_idle()
     unplug.cancel()
     with pytest.raises(asyncio.CancelledError):
         await unplug
     assert bench.states() == {"data": "leaving"}
     bench.qemu.release("dev-data")
     await bench.qemu.until("blockdev-del")
-    await _until_idle(bench)
+    await bench.until_idle()
     bench.assert_untouched()
 
 
-async def test_a_guest_that_is_away_at_the_end_is_told_before_the_next_plug(bench: Bench) -> None:
+async def test_a_guest_that_is_away_at_the_end_is_told_before_the_next_plug(
+    bench: PlugBench,
+) -> None:
     await bench.plug()
     bench.guest.refuse["has"] = ShimError(Reason.AGENT_AWAY, "away")
     await bench.plugger.unplug("data", LIMIT)
@@ -402,7 +364,7 @@ async def test_a_guest_that_is_away_at_the_end_is_told_before_the_next_plug(benc
     assert bench.guest.calls == ["complete data", "attach data"]
 
 
-async def test_a_qemu_that_ends_ends_what_waits_for_it(bench: Bench) -> None:
+async def test_a_qemu_that_ends_ends_what_waits_for_it(bench: PlugBench) -> None:
     await bench.plug("old")
     bench.guest.holds.clear()
     bench.qemu.lets_go = False
@@ -416,7 +378,7 @@ async def test_a_qemu_that_ends_ends_what_waits_for_it(bench: Bench) -> None:
             await waiting
 
 
-async def test_a_long_id_gets_a_serial_that_virtio_blk_can_tell(bench: Bench) -> None:
+async def test_a_long_id_gets_a_serial_that_virtio_blk_can_tell(bench: PlugBench) -> None:
     """virtio-blk's identification has 20 bytes; QEMU cuts the rest off without a word."""
     await bench.plug("a" * 64)
     await bench.plug("a" * 63 + "b")
@@ -433,10 +395,3 @@ def test_an_impossible_timeout_is_a_bad_field(seconds: float) -> None:
 
 def test_no_timeout_means_half_a_minute() -> None:
     assert check_timeout(0) == 30
-
-
-async def _until_idle(bench: Bench) -> None:
-    """What is due in the background has happened: a question goes there and back,
-    behind every event that was sent before."""
-    for _ in range(3):
-        await bench.plugger._monitor.execute("query-status")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from innkeeper.cli import options, output, workload
+from innkeeper.cli.attached import where
 from innkeeper.cli.descriptors import Collector
-from innkeeper.cli.device import where
 from innkeeper.cli.errors import CliError, explain
 from innkeeper.cli.guest import plug
 from innkeeper.cli.loop import wait_for
@@ -155,7 +155,7 @@ async def _use(vm: Vm, disk: DiskOption, evidence: Evidence) -> None:
         await _describe(vm, channel, evidence)
         with step("disk plugged") as running:
             plugged = await plug(vm, _DISK, disk)
-            running.result = where(plugged.attached)
+            running.result = where(plugged.attached[0])
         with step("mounted") as running:
             mount_point = await workload.attach_storage(channel, _DISK, disk)
             running.result = f"{disk.fs_type} at {mount_point}"

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 _GONE = grpc.StatusCode.NOT_FOUND
 
 
-async def plug(vm: Vm, device_id: str, disk: DiskOption) -> host_pb2.PlugDiskResponse:
-    request = host_pb2.PlugDiskRequest(
-        id=device_id, file=str(disk.file), format=disk.format, read_only=disk.read_only
-    )
-    return await vm.plug_disk(request)
+async def plug(vm: Vm, device_id: str, disk: DiskOption) -> host_pb2.PlugResponse:
+    return await vm.plug_disk(device_id, disk.file, format=disk.format, read_only=disk.read_only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,32 @@ RunningOption = Annotated[
     typer.Option("--vm", metavar="NAME", help="Run it in this VM, which runs already and goes on."),
 ]
 PortsOption = Annotated[int, typer.Option(metavar="N", help="Ports for hot-plug.")]
+BridgeOption = Annotated[
+    bool, typer.Option("--bridge", help="Adds ports behind a conventional bridge (three levels).")
+]
+SwitchOption = Annotated[
+    bool, typer.Option("--switch", help="Adds ports behind a PCI Express switch (four levels).")
+]
+SecondRootOption = Annotated[
+    bool, typer.Option("--second-root", help="Adds ports on a second root complex (bus 80).")
+]
+IommuOption = Annotated[bool, typer.Option("--iommu", help="Adds an IOMMU, for VFIO in the guest.")]
+NvdimmOption = Annotated[
+    bool, typer.Option("--nvdimm", help="NVDIMMs can be attached; needs --max-memory.")
+]
+MaxMemoryOption = Annotated[
+    str, typer.Option(metavar="SIZE", help="What its memory can grow to by `device attach`.")
+]
+MaxCpusOption = Annotated[
+    int, typer.Option(metavar="N", help="What its CPUs can grow to by `device attach`.")
+]
+ColdOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]KIND[:FILE][:vfs=N]",
+        help="Hardware that is there from the start; kinds as in `device attach`; repeatable.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -154,6 +180,11 @@ def parse_memory(text: str) -> int:
             f"--memory {text}: write whole MiB, {least}; a bare number means MiB"
         )
     return size
+
+
+def parse_max_memory(text: str) -> int:
+    """Bytes; empty is 0, no room."""
+    return parse_size(text) if text else 0
 
 
 def parse_environment(words: list[str]) -> tuple[str, ...]:

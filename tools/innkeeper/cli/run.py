@@ -16,6 +16,7 @@ import typer
 from innkeeper.cli import broken, options, output, terminal, workload
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.guest import Guest
+from innkeeper.cli.hardware import parse_cold
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
 from innkeeper.cli.options import DiskOption
@@ -33,7 +34,10 @@ _STOP_GRACE = 10.0
 
 
 # Of no use in a VM that runs already, by parameter.
-_OF_A_NEW_VM = ("name", "memory", "cpus", "image", "accel", "transport", "keep")
+_OF_A_NEW_VM = (
+    *("name", "memory", "cpus", "image", "accel", "transport", "keep", "bridge", "switch"),
+    *("second_root", "iommu", "nvdimm", "max_memory", "max_cpus", "cold"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,14 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
     accel: options.AccelOption = "auto",
     transport: options.TransportOption = "auto",
     keep: options.KeepOption = False,
+    bridge: options.BridgeOption = False,
+    switch: options.SwitchOption = False,
+    second_root: options.SecondRootOption = False,
+    iommu: options.IommuOption = False,
+    nvdimm: options.NvdimmOption = False,
+    max_memory: options.MaxMemoryOption = "",
+    max_cpus: options.MaxCpusOption = 0,
+    cold: options.ColdOption = None,
 ) -> None:
     """Boots a VM, runs a command in a container there, and takes everything down again.
 
@@ -116,6 +128,14 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
         accel=accel,
         transport=transport,
         tied=not keep,
+        bridge=bridge,
+        switch=switch,
+        second_root=second_root,
+        iommu=iommu,
+        nvdimm=nvdimm,
+        max_memory=options.parse_max_memory(max_memory),
+        max_cpus=max_cpus,
+        cold=parse_cold(cold or []),
     )
     request = RunRequest(
         spec=None if vm else options.vm_spec(spec),
@@ -133,8 +153,9 @@ def _refuse_words_of_a_new_vm(context: typer.Context) -> None:
     for parameter in _OF_A_NEW_VM:
         source = context.get_parameter_source(parameter)
         if source is not None and source.name == "COMMANDLINE":
+            word = parameter.replace("_", "-")
             raise typer.BadParameter(
-                f"--{parameter} is for a new VM, and --vm takes one that runs already"
+                f"--{word} is for a new VM, and --vm takes one that runs already"
             )
 
 

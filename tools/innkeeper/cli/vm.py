@@ -11,6 +11,7 @@ import typer
 
 from innkeeper.cli import options, output
 from innkeeper.cli.errors import CliError
+from innkeeper.cli.hardware import parse_cold
 from innkeeper.cli.loop import wait_for
 from innkeeper.cli.run import boot
 from innkeeper.shim.client import Vm, VmSpec, find_vm, list_vms
@@ -33,6 +34,15 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
     ports: options.PortsOption = 16,
     boot_timeout: options.BootTimeoutOption = 0,
     append: options.AppendOption = None,
+    *,
+    bridge: options.BridgeOption = False,
+    switch: options.SwitchOption = False,
+    second_root: options.SecondRootOption = False,
+    iommu: options.IommuOption = False,
+    nvdimm: options.NvdimmOption = False,
+    max_memory: options.MaxMemoryOption = "",
+    max_cpus: options.MaxCpusOption = 0,
+    cold: options.ColdOption = None,
 ) -> None:
     """Boots a VM and leaves it running; returns when its agent has answered.
 
@@ -41,6 +51,8 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
       innkeeper vm start web
       innkeeper vm start big --memory 2G --cpus 2 --ports 32
       innkeeper vm start odd --append agent.log=debug --transport serial
+      innkeeper vm start room --max-memory 4G --nvdimm
+      innkeeper vm start lab --image generic --iommu --cold gpu0=virtio-gpu
     """
     spec = VmSpec(
         name=name,
@@ -52,6 +64,14 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
         ports=ports,
         boot_timeout=boot_timeout,
         cmdline=tuple(append or ()),
+        bridge=bridge,
+        switch=switch,
+        second_root=second_root,
+        iommu=iommu,
+        nvdimm=nvdimm,
+        max_memory=options.parse_max_memory(max_memory),
+        max_cpus=max_cpus,
+        cold=parse_cold(cold or []),
     )
     wait_for(_start(options.vm_spec(spec)))
 

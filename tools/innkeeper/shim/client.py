@@ -32,7 +32,7 @@ from innkeeper.shim.images import find_image
 from innkeeper.shim.logs import tail
 from innkeeper.shim.progress import Phase, Progress, parse
 from innkeeper.shim.proxy import CHANNEL_OPTIONS
-from innkeeper.shim.spec import ColdDisk, VmSpec
+from innkeeper.shim.spec import ColdDevice, ColdDisk, VmSpec
 from innkeeper.shim.statedir import StateDir, VmPaths, is_locked
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     Answer = TypeVar("Answer")
 
 __all__ = [
+    "ColdDevice",
     "ColdDisk",
     "Ending",
     "Phase",
@@ -93,10 +94,24 @@ class Vm:
         async with self._host() as host:
             return await self._ask(host.Describe(host_pb2.DescribeVmRequest()))
 
-    async def plug_disk(self, request: host_pb2.PlugDiskRequest) -> host_pb2.PlugDiskResponse:
+    async def plug(self, request: host_pb2.PlugRequest) -> host_pb2.PlugResponse:
         """Raises what host.proto says, as `ShimError`."""
         async with self._host() as host:
-            return await self._ask(host.PlugDisk(request))
+            return await self._ask(host.Plug(request))
+
+    async def plug_disk(
+        self,
+        device_id: str,
+        file: Path,
+        *,
+        format: str = "",  # noqa: A002 - the field's name
+        read_only: bool = False,
+    ) -> host_pb2.PlugResponse:
+        """A virtio-blk disk in the first free port."""
+        content = host_pb2.DiskFile(file=str(file), format=format, read_only=read_only)
+        hardware = host_pb2.Hardware(disk=host_pb2.Disk(content=content))
+        function = host_pb2.PlugFunction(id=device_id, hardware=hardware)
+        return await self.plug(host_pb2.PlugRequest(functions=[function]))
 
     async def unplug(self, device_id: str, timeout: float = 0) -> None:
         """`timeout` in seconds; 0 is the daemon's default."""
@@ -109,6 +124,12 @@ class Vm:
         async with self._host() as host:
             answer = await self._ask(host.ListPlugged(host_pb2.ListPluggedRequest()))
         return tuple(answer.devices)
+
+    async def ports(self) -> tuple[host_pb2.Port, ...]:
+        """In the order in which they are taken."""
+        async with self._host() as host:
+            answer = await self._ask(host.ListPorts(host_pb2.ListPortsRequest()))
+        return tuple(answer.ports)
 
     async def stop(self, grace: float = 10) -> bool:
         """True when the guest powered itself off; see `end`."""

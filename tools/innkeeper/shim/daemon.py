@@ -18,11 +18,12 @@ import os
 import signal
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from grpc import aio
 
-from innkeeper.shim import accel, images, link, topology
+from innkeeper.shim import accel, cold, images, link, topology
 from innkeeper.shim.decoding import TypedDecoding
 from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.shim.guest import Guest
@@ -32,7 +33,8 @@ from innkeeper.shim.plug import Plugger
 from innkeeper.shim.progress import Phase, Progress, Reporter
 from innkeeper.shim.proxy import CHANNEL_OPTIONS, SERVER_OPTIONS, GuestProxy
 from innkeeper.shim.qemu import Qemu
-from innkeeper.shim.topology import PortPool
+from innkeeper.shim.table import Table
+from innkeeper.shim.topology import Layout, PortPool
 from innkeeper.shim.transport.bridge import CHANNEL_OPTIONS as BRIDGE_OPTIONS
 from innkeeper.shim.transport.bridge import Bridge
 from innkeeper.shim.vm import DEFAULT_GRACE, Parts, RunningVm
@@ -81,8 +83,8 @@ class Daemon:
         return 0
 
     async def _serve(self) -> None:
-        shape, way = self._plan()
-        async with self._running(shape, way) as vm:
+        shape, way, table = self._plan()
+        async with self._running(shape, way, table) as vm:
             try:
                 await self._until_over(vm)
             finally:
@@ -121,7 +123,7 @@ class Daemon:
             asyncio.get_running_loop().remove_reader(self._leash)
         self._reporter.progress(step)
 
-    def _plan(self) -> tuple[MachineShape, Link]:
+    def _plan(self) -> tuple[MachineShape, Link, Table]:
         spec = self._spec
         way = link.plan(spec.transport, self._paths)
         _log.info("transport %s: %s", way.choice.kind, way.choice.why)
@@ -131,16 +133,24 @@ class Daemon:
             accel=accel.choose(spec.accel),
             memory=spec.memory,
             cpus=spec.cpus,
-            topology=topology.build(ports=spec.ports, bridge=spec.bridge),
+            topology=topology.build(_layout(spec)),
             link=way.qemu,
             console_log=self._paths.console_log,
             cold_disks=spec.cold_disks,
             cmdline=spec.cmdline,
+            max_memory=spec.max_memory,
+            max_cpus=spec.max_cpus,
+            nvdimm=spec.nvdimm,
+            iommu=spec.iommu,
         )
-        return shape, way
+        table = Table(PortPool(ports=shape.topology.ports), iommu=spec.iommu)
+        words = cold.place(spec.cold, table, shape.setting)
+        return replace(shape, cold=words), way, table
 
     @asynccontextmanager
-    async def _running(self, shape: MachineShape, way: Link) -> AsyncIterator[RunningVm]:
+    async def _running(
+        self, shape: MachineShape, way: Link, table: Table
+    ) -> AsyncIterator[RunningVm]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(link.running_helper(way, self._paths))
             qemu = await Qemu.start(shape, self._paths.qemu_log)
@@ -150,7 +160,16 @@ class Daemon:
                 f"unix:{self._paths.channel}", options=(*CHANNEL_OPTIONS, *BRIDGE_OPTIONS)
             )
             stack.push_async_callback(channel.close)
-            vm = RunningVm(_parts(shape, way, qemu, channel))
+            guest = Guest(channel)
+            parts = Parts(
+                shape=shape,
+                qemu=qemu,
+                link=way,
+                guest=guest,
+                table=table,
+                plugger=Plugger(qemu.monitor, guest, table),
+            )
+            vm = RunningVm(parts)
             stack.push_async_callback(vm.parts.plugger.close)
             await stack.enter_async_context(self._answering(vm, channel))
             self._write_record(vm)
@@ -208,14 +227,10 @@ class Daemon:
         return "KVM may not work here: take --accel tcg"
 
 
-def _parts(shape: MachineShape, way: Link, qemu: Qemu, channel: aio.Channel) -> Parts:
-    guest = Guest(channel)
-    ports = PortPool(ports=shape.topology.ports)
-    return Parts(
-        shape=shape,
-        qemu=qemu,
-        link=way,
-        guest=guest,
-        ports=ports,
-        plugger=Plugger(qemu.monitor, guest, ports),
+def _layout(spec: VmSpec) -> Layout:
+    return Layout(
+        ports=spec.ports,
+        bridge=spec.bridge,
+        switch=spec.switch,
+        second_root=spec.second_root,
     )

@@ -18,7 +18,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from google.protobuf.any_pb2 import Any
 
@@ -48,6 +48,30 @@ class Reason(StrEnum):
     """NOT_FOUND: no device of that id is plugged."""
     PORT_POOL_EMPTY = "PORT_POOL_EMPTY"
     """RESOURCE_EXHAUSTED: every port for hot-plug is taken."""
+    UNKNOWN_PORT = "UNKNOWN_PORT"
+    """NOT_FOUND: the VM has no port of that name."""
+    PORT_IN_USE = "PORT_IN_USE"
+    """ALREADY_EXISTS: something else is in the port that was asked for."""
+    ADDRESS_IN_USE = "ADDRESS_IN_USE"
+    """ALREADY_EXISTS: the SCSI controller has a disk at that target and unit."""
+    UNKNOWN_CONTROLLER = "UNKNOWN_CONTROLLER"
+    """NOT_FOUND: no SCSI controller of that id is plugged."""
+    STILL_IN_USE = "STILL_IN_USE"
+    """FAILED_PRECONDITION: other plugged devices stand on it (a controller's disks)."""
+    NOT_REMOVABLE = "NOT_REMOVABLE"
+    """FAILED_PRECONDITION: QEMU can't unplug this kind of hardware."""
+    NOT_PLUGGABLE = "NOT_PLUGGABLE"
+    """FAILED_PRECONDITION: QEMU has no hot-plug for it, or this VM is not made for it."""
+    QEMU_TOO_OLD = "QEMU_TOO_OLD"
+    """FAILED_PRECONDITION: this QEMU does not have the device."""
+    CPUS_EXHAUSTED = "CPUS_EXHAUSTED"
+    """RESOURCE_EXHAUSTED: the VM has no room for so many more CPUs."""
+    MEMORY_EXHAUSTED = "MEMORY_EXHAUSTED"
+    """RESOURCE_EXHAUSTED: the VM has no room for so much more memory."""
+    UNKNOWN_HOST_FUNCTION = "UNKNOWN_HOST_FUNCTION"
+    """NOT_FOUND: the host has no PCI function at that address."""
+    NOT_GIVEN_AWAY = "NOT_GIVEN_AWAY"
+    """FAILED_PRECONDITION: the host's function is not bound to vfio-pci."""
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
     """NOT_FOUND: the image file of a disk is not there or may not be read."""
     FILE_IN_USE = "FILE_IN_USE"
@@ -89,6 +113,18 @@ _CODES = {
     Reason.ID_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
     Reason.UNKNOWN_DEVICE: grpc.StatusCode.NOT_FOUND,
     Reason.PORT_POOL_EMPTY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.UNKNOWN_PORT: grpc.StatusCode.NOT_FOUND,
+    Reason.PORT_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.ADDRESS_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.UNKNOWN_CONTROLLER: grpc.StatusCode.NOT_FOUND,
+    Reason.STILL_IN_USE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_REMOVABLE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_PLUGGABLE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.QEMU_TOO_OLD: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.CPUS_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.MEMORY_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.UNKNOWN_HOST_FUNCTION: grpc.StatusCode.NOT_FOUND,
+    Reason.NOT_GIVEN_AWAY: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.FILE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.FILE_IN_USE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.QEMU_REFUSED: grpc.StatusCode.FAILED_PRECONDITION,
@@ -157,17 +193,27 @@ class ShimError(Exception):
 
     @classmethod
     def from_call(cls, error: grpc.aio.AioRpcError) -> ShimError | None:
-        """What a daemon answered; None when it is no error of the host's side."""
-        info, _ = _details_of(error)
+        """What a daemon answered; None when it is no error of the host's side.
+
+        Its fields are the guest's too, where the guest was the one to refuse.
+        """
+        info, details = _details_of(error)
         if info is None or info.reason not in _CODES:
             return None
-        told = cls(Reason(info.reason), error.details() or "", fields=dict(info.metadata))
+        fields: dict[str, object] = dict(info.metadata)
+        for more in _infos(details[1:]):
+            fields |= dict(more.metadata)
+        hint = str(fields.pop("hint", ""))
+        told = cls(Reason(info.reason), error.details() or "", hint=hint, fields=fields)
         told.code = error.code()
         return told
 
     def to_status(self) -> status_pb2.Status:
+        # What the guest's own details tell is not told twice: there is little room.
+        told = {key for info in _infos(self.details) for key in info.metadata}
+        fields = {name: text for name, text in self.fields.items() if name not in told}
         info = error_details_pb2.ErrorInfo(
-            reason=self.reason, domain=DOMAIN, metadata=clean_fields(self.fields)
+            reason=self.reason, domain=DOMAIN, metadata=clean_fields(fields)
         )
         status = status_pb2.Status(code=self.code.value[0], message=clip(str(self)))
         status.details.add().Pack(info)
@@ -217,8 +263,11 @@ def _details_of(
 
 
 def _first_info(details: Iterable[Any]) -> error_details_pb2.ErrorInfo | None:
+    return next(_infos(details), None)
+
+
+def _infos(details: Iterable[Any]) -> Iterator[error_details_pb2.ErrorInfo]:
     for detail in details:
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
-            return info
-    return None
+            yield info

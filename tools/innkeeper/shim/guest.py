@@ -16,9 +16,7 @@ from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.v1 import devices_pb2, devices_pb2_grpc, sandbox_pb2, sandbox_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from innkeeper.shim.plugged import GuestDisk
+    from collections.abc import Awaitable, Sequence
 
     Answer = TypeVar("Answer")
 
@@ -67,34 +65,35 @@ class Guest:
                 return
             await _a_moment(activity)
 
-    async def attach_disk(self, disk: GuestDisk, timeout: float) -> devices_pb2.AttachedDevice:
-        """Waits until the disk is usable; `timeout` in seconds for the whole."""
-        patience = max(timeout - _AGENT_FIRST, timeout / 2)
-        device = devices_pb2.Device(
-            id=disk.id,
-            address=devices_pb2.DeviceAddress(pci_path=disk.pci_path),
-            host=[devices_pb2.HostTuple(type="path", id=disk.host_file)],
-            timeout_seconds=patience,
-            block=devices_pb2.BlockDevice(expect_serial=disk.serial),
-        )
-        request = devices_pb2.AttachDevicesRequest(devices=[device])
+    async def attach(
+        self, devices: Sequence[devices_pb2.Device], timeout: float
+    ) -> tuple[devices_pb2.AttachedDevice, ...]:
+        """Waits until all are usable; `timeout` in seconds for the whole."""
+        request = devices_pb2.AttachDevicesRequest(devices=devices)
+        for device in request.devices:
+            wanted = device.timeout_seconds or timeout
+            device.timeout_seconds = min(wanted, _patience(timeout))
+        names = "+".join(device.id for device in devices)
         answer = await _ask(
-            f"attach of disk {disk.id}", self._devices.Attach(request, timeout=timeout)
+            f"attach of device {names}", self._devices.Attach(request, timeout=timeout)
         )
-        return answer.attached[0]
+        return tuple(answer.attached)
 
-    async def has(self, disk: GuestDisk) -> bool:
-        """Whether the disk is in the agent's table: its id, at its place."""
-        request = devices_pb2.GetDeviceRequest(id=disk.id)
+    async def has(self, device: devices_pb2.Device) -> bool:
+        """Whether the device is in the agent's table: its id, at its place."""
+        request = devices_pb2.GetDeviceRequest(id=device.id)
         try:
             found = await _ask(
-                f"look at device {disk.id}", self._devices.Get(request, timeout=_SHORT_CALL)
+                f"look at device {device.id}", self._devices.Get(request, timeout=_SHORT_CALL)
             )
         except ShimError as error:
             if error.code is grpc.StatusCode.NOT_FOUND:
                 return False
             raise
-        return bool(found.pci_path == disk.pci_path)
+        address = device.address
+        if address.HasField("pci_path"):
+            return bool(found.pci_path == address.pci_path)
+        return bool(found.device.address == address)
 
     async def prepare_detach(self, device_id: str) -> None:
         await self._detach(device_id, devices_pb2.DETACH_PHASE_PREPARE)
@@ -104,6 +103,28 @@ class Guest:
 
     async def complete_detach(self, device_id: str) -> None:
         await self._detach(device_id, devices_pb2.DETACH_PHASE_COMPLETE)
+
+    async def online_now(self) -> sandbox_pb2.OnlineResourcesResponse:
+        """What is online; changes nothing, as so much is online in any case."""
+        request = sandbox_pb2.OnlineResourcesRequest(cpus=1, memory=1)
+        return await _ask(
+            "look at what is online", self._sandbox.OnlineResources(request, timeout=_SHORT_CALL)
+        )
+
+    async def online(
+        self, *, cpus: int, memory: int, timeout: float
+    ) -> sandbox_pb2.OnlineResourcesResponse:
+        """Waits until so many CPUs and bytes are online in all; 0 is as many as are now."""
+        request = sandbox_pb2.OnlineResourcesRequest(
+            cpus=cpus or None,
+            memory=memory or None,
+            # So that a DIMM can go again; what a kernel can use for anything at all
+            # it also keeps.
+            movable=True,
+            timeout_seconds=_patience(timeout),
+        )
+        call = self._sandbox.OnlineResources(request, timeout=timeout)
+        return await _ask("bringing CPUs and memory online", call)
 
     async def power_off(self, activity: asyncio.Event) -> None:
         """Asks, again and again while the agent is away, as `first_answer` does.
@@ -140,6 +161,11 @@ class Guest:
             f"detach of device {device_id} ({name})",
             self._devices.Detach(request, timeout=_SHORT_CALL),
         )
+
+
+def _patience(timeout: float) -> float:
+    """The agent's own seconds out of a call's."""
+    return max(timeout - _AGENT_FIRST, timeout / 2)
 
 
 async def _a_moment(activity: asyncio.Event) -> None:

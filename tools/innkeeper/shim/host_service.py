@@ -10,10 +10,11 @@ import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from innkeeper.shim.disks import DiskFile
+from innkeeper.shim import hardware
 from innkeeper.shim.errors import Reason, ShimError, clip
 from innkeeper.shim.plug import check_timeout
-from innkeeper.shim.plugged import DeviceState
+from innkeeper.shim.plugged import DeviceState, Wanted
+from innkeeper.shim.table import MOST_FUNCTIONS
 from innkeeper.shim.vm import DEFAULT_GRACE
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from innkeeper.shim.plugged import PluggedDisk
+    from innkeeper.shim.hardware import Setting
+    from innkeeper.shim.plugged import Function, Plug
     from innkeeper.shim.vm import RunningVm
 
     Context = aio.ServicerContext[Any, Any]
@@ -54,22 +56,23 @@ class HostService(host_pb2_grpc.HostServicer):
             console_log=str(parts.shape.console_log),
             image=str(parts.shape.image.directory),
             first_answer_micros=self._vm.first_answer_micros,
-            free_ports=len(parts.ports.free),
+            free_ports=len(parts.table.ports.free),
             memory=parts.shape.memory,
             cpus=parts.shape.cpus,
         )
 
-    async def PlugDisk(  # noqa: N802
-        self, request: host_pb2.PlugDiskRequest, context: Context
-    ) -> host_pb2.PlugDiskResponse:
+    async def Plug(  # noqa: N802
+        self, request: host_pb2.PlugRequest, context: Context
+    ) -> host_pb2.PlugResponse:
         async with _answering(context):
-            check_id(request.id)
             timeout = check_timeout(request.timeout_seconds)
-            file = DiskFile.check(request.file, request.format, read_only=request.read_only)
+            wanted = _wanted(request, self._vm.parts.shape.setting)
             self._vm.require_running()
             await self._vm.until_answered(timeout)
-            usable = await self._vm.parts.plugger.plug(request.id, file, timeout)
-            return host_pb2.PlugDiskResponse(attached=usable.attached, usable_micros=usable.micros)
+            usable = await self._vm.parts.plugger.plug(wanted, timeout, request.port)
+            return host_pb2.PlugResponse(
+                attached=usable.attached, usable_micros=usable.micros, online=usable.online
+            )
 
     async def Unplug(  # noqa: N802
         self, request: host_pb2.UnplugRequest, context: Context
@@ -85,7 +88,25 @@ class HostService(host_pb2_grpc.HostServicer):
         self, _request: host_pb2.ListPluggedRequest, _context: Context
     ) -> host_pb2.ListPluggedResponse:
         found = self._vm.parts.plugger.list()
-        return host_pb2.ListPluggedResponse(devices=[_told(disk) for disk in found])
+        return host_pb2.ListPluggedResponse(devices=[_told(*each) for each in found])
+
+    async def ListPorts(  # noqa: N802
+        self, _request: host_pb2.ListPortsRequest, _context: Context
+    ) -> host_pb2.ListPortsResponse:
+        table = self._vm.parts.table
+        inside = {
+            plug.port.name: [function.id for function in plug.functions]
+            for plug in table.plugs
+            if plug.port is not None
+        }
+        return host_pb2.ListPortsResponse(
+            ports=[
+                host_pb2.Port(
+                    name=port.name, pci_path=port.pci_path, devices=inside.get(port.name, ())
+                )
+                for port in table.ports.ports
+            ]
+        )
 
     async def Query(  # noqa: N802
         self, request: host_pb2.QueryQemuRequest, context: Context
@@ -117,6 +138,26 @@ def check_id(device_id: str) -> str:
     return device_id
 
 
+def _wanted(request: host_pb2.PlugRequest, setting: Setting) -> tuple[Wanted, ...]:
+    """Raises BAD_FIELD, and what the kinds find wrong on this host."""
+    count = len(request.functions)
+    if not 1 <= count <= MOST_FUNCTIONS:
+        raise ShimError(
+            Reason.BAD_FIELD,
+            f"functions: {count}",
+            hint=f"1 to {MOST_FUNCTIONS}",
+            fields={"field": "functions"},
+        )
+    return tuple(
+        Wanted(
+            id=check_id(each.id),
+            hardware=hardware.parse(each.hardware, each.id, setting),
+            guest=each.guest if each.HasField("guest") else None,
+        )
+        for each in request.functions
+    )
+
+
 def _question(command: str) -> str:
     """Raises BAD_FIELD for what is not a plain question."""
     if not _QUESTION.fullmatch(command):
@@ -140,13 +181,16 @@ def _grace(seconds: float) -> float:
     return seconds or DEFAULT_GRACE
 
 
-def _told(disk: PluggedDisk) -> host_pb2.PluggedDevice:
-    leaving = disk.state in (DeviceState.UNPLUGGING, DeviceState.LEAVING)
+def _told(function: Function, plug: Plug) -> host_pb2.PluggedDevice:
+    leaving = plug.state in (DeviceState.UNPLUGGING, DeviceState.LEAVING)
     return host_pb2.PluggedDevice(
-        id=disk.id,
-        pci_path=disk.port.pci_path,
-        file=str(disk.file.path),
+        id=function.id,
+        pci_path=function.pci_path,
+        source=function.hardware.source,
         state="leaving" if leaving else "plugged",
+        model=function.hardware.model,
+        port=plug.port.name if plug.port is not None else "",
+        not_removable=plug.not_removable,
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from innkeeper.shim import topology
 from innkeeper.shim.accel import Accelerator
 from innkeeper.shim.disks import DiskFile, DiskFormat
+from innkeeper.shim.hardware import Setting
 from innkeeper.shim.spec import MIB
 
 if TYPE_CHECKING:
@@ -31,6 +32,20 @@ MEMORY_ID = "memory"
 # are how a kernel without KVM's clock finds out how fast its TSC runs.
 _LESS = "usb=off,sata=off,smbus=off,vmport=off,i8042=off,dump-guest-core=off"
 
+
+# Sockets for DIMMs and NVDIMMs, in a machine whose memory can grow.
+_MEMORY_SLOTS = 16
+
+# Interrupt remapping, as the guest's VFIO asks for it; caching mode, as QEMU needs
+# it for functions of the host.
+_IOMMU = "intel-iommu,intremap=on,caching-mode=on"
+
+# TCG signs as no hypervisor that Linux knows. VMware's is known by its serial number and
+# its I/O port, too, where no CPU says that there is a hypervisor; QEMU makes that port
+# beside the keyboard controller alone. What comes later on the command line wins.
+_SIGNED = ",vmport=on,i8042=on"
+_SIGNATURE = ("-smbios", "type=1,serial=VMware-innkeeper")
+_UNSIGNED_CPU = "max,hypervisor=off"
 
 # QEMU may not gain privileges or start programs, whatever a guest makes of it.
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny"
@@ -68,6 +83,25 @@ class MachineShape:
     console_log: Path
     cold_disks: tuple[ColdDisk, ...] = ()
     cmdline: tuple[str, ...] = ()
+    max_memory: int = 0
+    max_cpus: int = 0
+    nvdimm: bool = False
+    iommu: bool = False
+    cold: tuple[str, ...] = ()
+    """Options of the hardware that is in its ports from the start."""
+
+    @property
+    def setting(self) -> Setting:
+        """What hardware has to know of this machine."""
+        return Setting(
+            vm=self.name,
+            shared_memory=self.link.shared_memory,
+            max_memory=self.max_memory,
+            nvdimm=self.nvdimm,
+            emulated=self.accel is Accelerator.TCG,
+            more_cpus=max(self.max_cpus - self.cpus, 0),
+            iommu=self.iommu,
+        )
 
     def argv(self, pipes: Pipes) -> tuple[str, ...]:
         """Program and arguments."""
@@ -79,27 +113,67 @@ class MachineShape:
             *self._machine(),
             *self._kernel(),
             *self._console_and_monitor(pipes),
+            # An IOMMU sees only the devices that come after it.
+            *(("-device", _IOMMU) if self.iommu else ()),
             *self._disks(),
             *self._random(),
             *self.link.arguments,
             *(word for device in self.topology.devices for word in ("-device", device)),
+            *self.cold,
         )
 
     def kernel_cmdline(self) -> str:
         # panic=-1: a panic resets the machine at once, and with -no-reboot that
         # ends QEMU, so that a dead kernel is noticed.
-        words = (self.image.cmdline, "console=ttyS0", "panic=-1", *self.cmdline)
+        words = (self.image.cmdline, "console=ttyS0", "panic=-1", *self._abilities(), *self.cmdline)
         return " ".join(word for word in words if word)
+
+    def _abilities(self) -> tuple[str, ...]:
+        """What the guest's kernel must be told of the machine."""
+        iommu = ("intel_iommu=on",) if self.iommu else ()
+        # Else its own tables get into memory that comes later, which then never goes.
+        movable = ("memhp_default_state=online_movable",) if self.max_memory else ()
+        return iommu + movable
 
     def _machine(self) -> tuple[str, ...]:
         backend = f",memory-backend={MEMORY_ID}" if self.link.shared_memory else ""
+        nvdimm = ",nvdimm=on" if self.nvdimm else ""
+        signed = _SIGNED if self._lacks_signature else ""
         return (
-            *("-machine", f"q35,{_LESS}{backend}"),
-            *_ACCELERATORS[self.accel],
-            *("-smp", str(self.cpus)),
-            *("-m", f"{self.memory // MIB}M"),
+            *("-machine", f"q35,{_LESS}{signed}{nvdimm}{backend}"),
+            *self._accelerator(),
+            *(_SIGNATURE if self._lacks_signature else ()),
+            *("-smp", self._cpus()),
+            *("-m", self._memory()),
             *self._shared_memory(),
         )
+
+    @property
+    def _lacks_signature(self) -> bool:
+        """Linux counts CPUs that are to come only where it knows a hypervisor below it."""
+        return self.accel is Accelerator.TCG and self.max_cpus > self.cpus
+
+    def _cpus(self) -> str:
+        if self.max_cpus <= self.cpus:
+            return str(self.cpus)
+        # A socket for each: where it knows no hypervisor, Linux takes no CPU that comes
+        # to a socket in which there is one already for a real one.
+        room = f"maxcpus={self.max_cpus},sockets={self.max_cpus},cores=1,threads=1"
+        return f"{self.cpus},{room}"
+
+    def _accelerator(self) -> tuple[str, ...]:
+        option, name, *rest = _ACCELERATORS[self.accel]
+        if self._lacks_signature:
+            rest = [_UNSIGNED_CPU if word == "max" else word for word in rest]
+        # KVM's own interrupt controller can't be behind an IOMMU.
+        split = ",kernel-irqchip=split" if self.iommu and self.accel is Accelerator.KVM else ""
+        return option, f"{name}{split}", *rest
+
+    def _memory(self) -> str:
+        size = f"{self.memory // MIB}M"
+        if not self.max_memory:
+            return size
+        return f"{size},slots={_MEMORY_SLOTS},maxmem={self.max_memory // MIB}M"
 
     def _shared_memory(self) -> tuple[str, ...]:
         if not self.link.shared_memory:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class QemuRefusedError(ShimError):
-    """QEMU answered with an error; `error_class` and `text` are its own."""
+    """QEMU answered with an error; `error_class` and `text` are its own words."""
 
     def __init__(self, command: str, error_class: str, text: str) -> None:
         super().__init__(
@@ -35,6 +35,7 @@ class QemuRefusedError(ShimError):
             f"QEMU refused {command}: {text}",
             fields={"command": command, "error": text},
         )
+        self.command = command
         self.error_class = error_class
         self.text = text
 

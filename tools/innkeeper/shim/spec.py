@@ -30,6 +30,17 @@ class ColdDisk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColdDevice:
+    """Hardware that is in a port from the start, as if it had been plugged."""
+
+    id: str
+    hardware: str
+    """`Hardware` of host.proto as JSON: `{"gpu": {"model": "GPU_MODEL_VIRTIO"}}`."""
+    port: str = ""
+    """Name of its port; empty: the first free one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VmSpec:
     """One VM; the defaults are those of `innkeeper vm start`."""
 
@@ -47,6 +58,18 @@ class VmSpec:
     """Root ports for hot-plug; each takes one device."""
     bridge: bool = False
     """Adds a conventional PCI bridge behind a root port: ports of three levels."""
+    switch: bool = False
+    """Adds a PCI Express switch behind a root port: ports of four levels."""
+    second_root: bool = False
+    """Adds a second root complex, bus 80, with ports of its own."""
+    iommu: bool = False
+    """Adds an IOMMU with interrupt remapping, for VFIO in the guest."""
+    max_memory: int = 0
+    """Bytes to which the memory can grow by hot-plug, whole MiB; 0: it can't."""
+    max_cpus: int = 0
+    """CPUs to which the VM can grow; 0: as many as `cpus`."""
+    nvdimm: bool = False
+    """NVDIMMs can be plugged; needs `max_memory`."""
     boot_timeout: float = 0
     """Seconds to the agent's first answer; 0: 30 with KVM, 120 without."""
     cmdline: tuple[str, ...] = ()
@@ -54,6 +77,8 @@ class VmSpec:
     tied: bool = False
     """The VM stops when the process that started it ends."""
     cold_disks: tuple[ColdDisk, ...] = ()
+    cold: tuple[ColdDevice, ...] = ()
+    """Further hardware that is there from the start, each in a port for hot-plug."""
 
     def check(self) -> None:
         """Raises BAD_FIELD, naming the field."""
@@ -61,6 +86,11 @@ class VmSpec:
         _require(self.memory >= LEAST_MEMORY and self.memory % MIB == 0, "memory", self.memory)
         _require(1 <= self.cpus <= _MOST_CPUS, "cpus", self.cpus)
         _require(0 <= self.ports <= MOST_PORTS, "ports", self.ports)
+        room = not self.max_memory or (self.max_memory > self.memory and self.max_memory % MIB == 0)
+        _require(room, "max_memory", self.max_memory)
+        _require(self.max_memory or not self.nvdimm, "nvdimm", self.nvdimm)
+        many = not self.max_cpus or self.cpus <= self.max_cpus <= _MOST_CPUS
+        _require(many, "max_cpus", self.max_cpus)
         finite = math.isfinite(self.boot_timeout) and self.boot_timeout >= 0
         _require(finite, "boot_timeout", self.boot_timeout)
         for word in self.cmdline:
@@ -76,6 +106,7 @@ class VmSpec:
         record["cold_disks"] = tuple(
             ColdDisk(**disk | {"file": Path(disk["file"])}) for disk in record["cold_disks"]
         )
+        record["cold"] = tuple(ColdDevice(**device) for device in record["cold"])
         return cls(**record)
 
 
@@ -83,6 +114,9 @@ _RULES = {
     "memory": f"whole MiB, at least {LEAST_MEMORY // MIB} MiB",
     "cpus": f"1 to {_MOST_CPUS}",
     "ports": f"0 to {MOST_PORTS}",
+    "max_memory": "whole MiB, more than the memory",
+    "max_cpus": f"as many as the CPUs or more, up to {_MOST_CPUS}",
+    "nvdimm": "only together with max_memory",
     "boot_timeout": "seconds, 0 for the default",
     "cmdline": "printable ASCII",
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from innkeeper.shim.machine import MachineShape
     from innkeeper.shim.plug import Plugger
     from innkeeper.shim.qemu import Qemu
-    from innkeeper.shim.topology import PortPool
+    from innkeeper.shim.table import Table
 
 DEFAULT_GRACE = 10.0
 
@@ -43,7 +43,7 @@ class Parts:
     qemu: Qemu
     link: Link
     guest: Guest
-    ports: PortPool
+    table: Table
     plugger: Plugger
 
 

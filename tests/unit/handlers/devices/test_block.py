@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from agent.core import addresses
 from agent.core.errors import Reason
-from agent.core.model import BlockExpectation, DeviceNode, NodeType
+from agent.core.kinds import BlockExpectation
+from agent.core.model import DeviceNode, NodeType
 from agent.core.pci import parse_address
-from agent.core.tree import PciFunction, SysfsTree, locate
+from agent.core.places import Place, find
+from agent.core.tree import SysfsTree
 from agent.core.verdict import Failed, NotYet, Ready
 from agent.handlers.devices.base import Found, iommu_group, numa_node
 from agent.handlers.devices.block import BlockDevices
+from tests.fakes.devices import disk_of
 from tests.fakes.sysfs import FakeSysfs
 
 pytestmark = [pytest.mark.unit, pytest.mark.devices]
@@ -39,8 +43,8 @@ def look(
     return verdict
 
 
-def function(tree: SysfsTree, address: str) -> PciFunction:
-    located = locate(tree, parse_address(address))
+def function(tree: SysfsTree, address: str) -> Place:
+    located = find(tree, parse_address(address))
     assert isinstance(located, Ready), located
     return located.result
 
@@ -62,8 +66,9 @@ def test_a_virtio_disk_with_all_its_facts(sysfs: FakeSysfs) -> None:
     found = ready(look(sysfs))
     node = DeviceNode(path=str(sysfs.roots.dev / "vdb"), type=NodeType.BLOCK, major=254, minor=16)
     assert found.nodes == (node,)
-    assert (found.info.size, found.info.logical_block_size) == (64 * MIB, 4096)
-    assert (found.info.serial, found.info.model, found.info.read_only) == ("disk-1", "", True)
+    assert (disk_of(found).size, disk_of(found).logical_block_size) == (64 * MIB, 4096)
+    told = disk_of(found)
+    assert (told.serial, told.model, told.read_only) == ("disk-1", "", True)
 
 
 def test_an_nvme_namespace(sysfs: FakeSysfs) -> None:
@@ -75,8 +80,8 @@ def test_an_nvme_namespace(sysfs: FakeSysfs) -> None:
     sysfs.link(disk / "device", str(nvme))
     found = ready(look(sysfs))
     assert found.nodes[0].path.endswith("/dev/nvme0n1")
-    assert (found.info.serial, found.info.model) == ("S64", "QEMU NVMe Ctrl")
-    assert found.info.size == 4 * MIB
+    assert (disk_of(found).serial, disk_of(found).model) == ("S64", "QEMU NVMe Ctrl")
+    assert disk_of(found).size == 4 * MIB
 
 
 def test_an_nvme_namespace_with_multipath_is_its_head(sysfs: FakeSysfs) -> None:
@@ -122,7 +127,7 @@ def test_sysfs_before_the_node(sysfs: FakeSysfs) -> None:
 def test_a_node_with_other_numbers_is_not_the_disks(sysfs: FakeSysfs, dev: str, kind: str) -> None:
     sysfs.virtio_disk(sysfs.port_with_slot(), "0000:01:00.0", node=False)
     sysfs.node("vdb", dev, kind)
-    assert f"is {kind} {dev}, but the disk is b 254:16" in waiting(look(sysfs)).evidence
+    assert f"is {kind} {dev}, but vdb is b 254:16" in waiting(look(sysfs)).evidence
 
 
 def test_a_minor_far_above_255(sysfs: FakeSysfs) -> None:
@@ -139,7 +144,7 @@ def test_the_device_was_seen_but_no_driver_came(sysfs: FakeSysfs) -> None:
     """Only the PCI event came: the text has to say what is there and what is missing."""
     bare = sysfs.function(sysfs.port_with_slot(), "0000:01:00.0")
     evidence = waiting(look(sysfs)).evidence
-    assert "the PCI function 0000:01:00.0 (path 02/00, 0x1af4:0x1042) is there" in evidence
+    assert "the PCI function 0000:01:00.0 (path 02/00, 1af4:1042) is there" in evidence
     assert "it has no driver" in evidence
     assert "no disk" in evidence
     sysfs.link(bare / "driver", "../../../bus/pci/drivers/virtio-pci")
@@ -228,9 +233,70 @@ def test_of_several_disks_the_one_that_fits(sysfs: FakeSysfs) -> None:
 def test_numa_node_and_iommu_group(sysfs: FakeSysfs) -> None:
     path = sysfs.virtio_disk(sysfs.port_with_slot(), "0000:01:00.0")
     tree = sysfs.tree
-    assert numa_node(tree, function(tree, "02/00")) is None
-    assert iommu_group(tree, function(tree, "02/00")) is None
+    there = function(tree, "02/00").function
+    assert there is not None
+    assert numa_node(tree, there) is None
+    assert iommu_group(tree, there) is None
     sysfs.write(path / "numa_node", "1")
     sysfs.link(path / "iommu_group", "../../../../kernel/iommu_groups/7")
-    assert numa_node(tree, function(tree, "02/00")) == 1
-    assert iommu_group(tree, function(tree, "02/00")) == 7
+    assert numa_node(tree, there) == 1
+    assert iommu_group(tree, there) == 7
+
+
+def by(sysfs: FakeSysfs, kind: str, text: str) -> Ready[Found] | NotYet | Failed:
+    located = find(sysfs.tree, addresses.parse(kind, text))
+    assert isinstance(located, Ready), located
+    return BlockDevices().probe(sysfs.tree, located.result, ANY)
+
+
+def test_a_logical_unit_by_its_address(sysfs: FakeSysfs) -> None:
+    """LUN 1 and LUN 10 of one adapter, each its own disk; the serial is in page 0x80."""
+    adapter = sysfs.function(sysfs.port_with_slot(), "0000:01:00.0", driver="virtio-pci")
+    target = sysfs.virtio(adapter, "virtio2", driver="virtio_scsi") / "host0/target0:0:0"
+    for lun, letter, minor in ((1, "a", 0), (10, "b", 16)):
+        unit = target / f"0:0:0:{lun}"
+        disk = sysfs.disk(unit / "block", f"sd{letter}", dev=f"8:{minor}")
+        sysfs.link(disk / "device", str(unit))
+        serial = f"lun-{lun}".encode()
+        (unit / "vpd_pg80").write_bytes(b"\x00\x80\x00" + bytes([len(serial)]) + serial)
+        sysfs.link(sysfs.sys / "bus/scsi/devices" / unit.name, str(unit))
+    for lun, node in ((1, "sda"), (10, "sdb")):
+        found = ready(by(sysfs, "scsi", f"[02/00]*:0:0:{lun}"))
+        assert [Path(each.path).name for each in found.nodes] == [node]
+        assert disk_of(found).serial == f"lun-{lun}"
+
+
+def test_a_channel_disk(sysfs: FakeSysfs) -> None:
+    """s390: css0/SUBCHANNEL/DEVICE/virtioN/block, of the device asked for alone."""
+    for number, name in (("0001", "vda"), ("0010", "vdb")):
+        device = sysfs.sys / f"devices/css0/0.0.000{number[-2]}/0.0.{number}"
+        sysfs.disk(sysfs.virtio(device, f"virtio{number[-2]}") / "block", name)
+        sysfs.link(sysfs.sys / f"bus/ccw/devices/0.0.{number}", str(device))
+    found = ready(by(sysfs, "ccw", "0.0.0001"))
+    assert [Path(each.path).name for each in found.nodes] == ["vda"]
+
+
+def test_an_mmio_disk(sysfs: FakeSysfs) -> None:
+    """As Firecracker has them: made on the command line, told by their registers."""
+    sysfs.write(
+        sysfs.roots.proc / "iomem",
+        "d0000000-d0000fff : virtio-mmio.0\nd0001000-d0001fff : virtio-mmio.1",
+    )
+    for number, name in ((0, "vda"), (1, "vdb")):
+        device = sysfs.sys / f"devices/platform/virtio-mmio.{number}"
+        sysfs.disk(sysfs.virtio(device, f"virtio{number}") / "block", name)
+        sysfs.link(sysfs.sys / f"bus/platform/devices/virtio-mmio.{number}", str(device))
+    found = ready(by(sysfs, "mmio", "0xd0001000"))
+    assert [Path(each.path).name for each in found.nodes] == ["vdb"]
+
+
+def test_a_partition_by_its_node_is_no_disk(sysfs: FakeSysfs) -> None:
+    function = sysfs.virtio_disk(sysfs.port_with_slot(), "0000:01:00.0")
+    part = function / "virtio_vdb/block/vdb/vdb1"
+    sysfs.node("vdb1", "254:17")
+    sysfs.link(sysfs.sys / "dev/block/254:17", str(part))
+    refused = by(sysfs, "path", "/dev/vdb1")
+    assert isinstance(refused, Failed)
+    assert "vdb1 is a partition of vdb" in refused.why
+    sysfs.link(sysfs.sys / "dev/block/254:16", str(part.parent))
+    assert ready(by(sysfs, "path", "/dev/vdb")).nodes[0].path.endswith("/vdb")

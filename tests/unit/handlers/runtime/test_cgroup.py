@@ -41,6 +41,49 @@ def test_all_are_killed_by_one_write(group: Cgroup, roots: Roots) -> None:
     assert (roots.cgroup / "pods/s/c1/cgroup.kill").read_text() == "1"
 
 
+LIMITS = {
+    "cpu.max": "max 100000\n",
+    "cpuset.cpus": "\n",
+    "io.max": "8:0 rbps=1000 wbps=max riops=max wiops=max\n",
+    "memory.max": "max\n",
+    "hugetlb.2MB.max": "0\n",
+}
+
+
+def test_limits_are_read_and_written_back(group: Cgroup, roots: Roots) -> None:
+    """Figures and orders (`memory.current`, `memory.reclaim`) are no limits; nor is the
+    partition, which has a keeper of its own."""
+    top = roots.cgroup / "pods/s/c1"
+    others = ("memory.current", "memory.reclaim", "cpuset.cpus.partition", "cpu.stat")
+    for name, text in (LIMITS | dict.fromkeys(others, "x\n")).items():
+        (top / name).write_text(text)
+    before = group.limits()
+    assert before == LIMITS
+    for name in ("memory.max", "cpuset.cpus", "memory.reclaim"):
+        (top / name).write_text("5\n")
+    group.set_limits(before)
+    assert (top / "memory.max").read_text().strip() == "max"
+    assert (top / "cpuset.cpus").read_text().strip() == ""
+    assert (top / "memory.reclaim").read_text() == "5\n"
+    assert (top / "cpu.max").read_text() == "max 100000\n"
+
+
+def test_a_device_that_had_no_limit_has_none_again(group: Cgroup, roots: Roots) -> None:
+    """io.max doesn't show those without one (cgroup-v2.rst)."""
+    file = roots.cgroup / "pods/s/c1/io.max"
+    file.write_text("")
+    before = group.limits()
+    file.write_text("8:0 rbps=1 wbps=max riops=max wiops=max\n")
+    group.set_limits(before)
+    assert file.read_text().startswith("8:0 rbps=max wbps=max riops=max wiops=max")
+
+
+def test_a_group_that_is_gone_has_no_limits(roots: Roots) -> None:
+    gone = Cgroup(roots, "/pods/s/gone")
+    assert gone.limits() == {}
+    gone.set_limits({"memory.max": "max\n"})
+
+
 async def test_a_group_that_is_gone_is_empty(roots: Roots) -> None:
     gone = Cgroup(roots, "/pods/s/gone")
     gone.kill()

@@ -68,6 +68,14 @@ async def test_the_pid_is_read_from_its_file(tmp_path: Path) -> None:
     assert await crun.create(create_call(tmp_path), Deadline.after(10)) == 4711
 
 
+async def test_an_update_names_the_file(tmp_path: Path) -> None:
+    """Ids come after `--`: crun takes `-rf` for options."""
+    crun = program(tmp_path, f'echo "$*" >{tmp_path}/said')
+    await crun.update("c1", tmp_path / "update.json", Deadline.after(10))
+    said = (tmp_path / "said").read_text().split()
+    assert said[-5:] == ["update", "--resources", str(tmp_path / "update.json"), "--", "c1"]
+
+
 @pytest.mark.parametrize("state", list(RuntimeState))
 async def test_the_state(tmp_path: Path, state: RuntimeState) -> None:
     answer = json.dumps({"ociVersion": "1.0.0", "id": "c1", "status": state})

@@ -8,29 +8,18 @@ from typing import Any
 import pytest
 
 from agent.core.errors import AgentError, Code, Reason
-from agent.core.model import (
-    BlockSource,
-    DeviceGrant,
-    DeviceNode,
-    MountedStorage,
-    NodeType,
-    StorageMount,
-    StorageRequest,
-)
+from agent.core.model import BlockSource, MountedStorage, StorageMount, StorageRequest
 from agent.handlers.runtime.spec import (
     Surroundings,
     complete,
     parse_process,
+    parse_resources,
     parse_spec,
     storage_mount,
 )
-from agent.handlers.runtime.spec_devices import GrantedNode, granted_nodes
 from agent.handlers.runtime.spec_process import exec_defaults
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
-
-DISK = DeviceNode(path="/dev/vdb", type=NodeType.BLOCK, major=254, minor=16)
-PART = DeviceNode(path="/dev/vdb1", type=NodeType.BLOCK, major=254, minor=17)
 
 
 def spec(**members: Any) -> bytes:
@@ -41,8 +30,8 @@ def process(**members: Any) -> bytes:
     return spec(process={"args": ["/bin/sh"], **members})
 
 
-def completed(data: bytes, *, devices: tuple[GrantedNode, ...] = ()) -> dict[str, Any]:
-    around = Surroundings(root="/root", cgroup="/pods/s/c", mounts=(), devices=devices)
+def completed(data: bytes) -> dict[str, Any]:
+    around = Surroundings(root="/root", cgroup="/pods/s/c", mounts=())
     return complete(parse_spec(data), around)
 
 
@@ -185,73 +174,92 @@ def test_null_is_the_same_as_absent() -> None:
     assert "annotations" not in whole
 
 
-def rules(whole: dict[str, Any]) -> list[tuple[Any, ...]]:
-    names = ("allow", "type", "major", "minor", "access")
-    return [tuple(rule.get(n) for n in names) for rule in whole["linux"]["resources"]["devices"]]
+def entry(**members: Any) -> bytes:
+    """A specification with one entry of linux.devices; None leaves a member out."""
+    whole = {"path": "/dev/x", "type": "c", "major": 1, "minor": 3, **members}
+    return spec(linux={"devices": [{k: v for k, v in whole.items() if v is not None}]})
 
 
-def test_without_rules_all_but_the_default_devices_is_refused() -> None:
-    found = rules(completed(spec()))
-    assert found[0] == (False, None, None, None, "rwm")
-    assert (True, "c", 1, 3, "rwm") in found
-    assert (True, "c", 136, None, "rwm") in found
+def rule(**members: Any) -> bytes:
+    return spec(linux={"resources": {"devices": [{"allow": True, **members}]}})
 
 
-def test_own_rules_do_not_take_the_default_devices_away() -> None:
-    """[deny all, allow b 254:0] only, and then /dev/null could not be opened."""
-    own = [
-        {"allow": False, "access": "rwm"},
-        {"allow": True, "type": "b", "major": 254, "minor": 0, "access": "rwm"},
-    ]
-    found = rules(completed(spec(linux={"resources": {"devices": own}})))
-    assert found[:2] == [(False, None, None, None, "rwm"), (True, "b", 254, 0, "rwm")]
-    for minor in (3, 5, 7, 8, 9):
-        assert (True, "c", 1, minor, "rwm") in found
+BAD_DEVICES = [
+    (spec(linux={"devices": {}}), "linux.devices"),
+    (spec(linux={"devices": ["/dev/x"]}), "linux.devices[0]"),
+    (entry(path=None), "linux.devices[0].path"),
+    (entry(path="dev/x"), "linux.devices[0].path"),
+    (entry(type=None), "linux.devices[0].type"),
+    (entry(type="a"), "linux.devices[0].type"),
+    (entry(type=["c"]), "linux.devices[0].type"),
+    (entry(major=None), "linux.devices[0].major"),
+    (entry(minor=None), "linux.devices[0].minor"),
+    (entry(major=-1), "linux.devices[0].major"),
+    (entry(major=2**32), "linux.devices[0].major"),
+    (entry(minor="3"), "linux.devices[0].minor"),
+    (entry(minor=True), "linux.devices[0].minor"),
+    (entry(minor=1.5), "linux.devices[0].minor"),
+    (entry(fileMode="0666"), "linux.devices[0].fileMode"),
+    (entry(fileMode=-1), "linux.devices[0].fileMode"),
+    (entry(uid=-1), "linux.devices[0].uid"),
+    (entry(gid=2**32), "linux.devices[0].gid"),
+    (spec(linux={"resources": {"devices": {}}}), "linux.resources.devices"),
+    (rule(allow=1), "linux.resources.devices[0].allow"),
+    (rule(type="u"), "linux.resources.devices[0].type"),
+    (rule(type=5), "linux.resources.devices[0].type"),
+    (rule(type="c", major="*"), "linux.resources.devices[0].major"),
+    (rule(type="c", major=-2), "linux.resources.devices[0].major"),
+    (rule(type="c", minor=2**40), "linux.resources.devices[0].minor"),
+    (rule(access="rx"), "linux.resources.devices[0].access"),
+    (rule(access=["r"]), "linux.resources.devices[0].access"),
+]
 
 
-def test_a_granted_device_has_a_node_and_a_rule() -> None:
-    granted = granted_nodes(DeviceGrant(device_id="d", permissions="rw"), [DISK, PART])
-    whole = completed(process(user={"uid": 1000, "gid": 50}), devices=granted)
-    assert (True, "b", 254, 16, "rw") in rules(whole)
-    assert (True, "b", 254, 17, "rw") in rules(whole)
-    first = whole["linux"]["devices"][0]
-    assert (first["path"], first["major"], first["minor"]) == ("/dev/vdb", 254, 16)
-    assert (first["uid"], first["gid"]) == (1000, 50)
-
-
-def test_a_granted_device_replaces_a_node_of_the_host_at_its_path() -> None:
-    own = [{"path": "/dev/vdb", "type": "b", "major": 8, "minor": 0}]
-    granted = granted_nodes(DeviceGrant(device_id="d"), [DISK])
-    whole = completed(spec(linux={"devices": own}), devices=granted)
-    assert [each["major"] for each in whole["linux"]["devices"]] == [254]
-
-
-def test_a_grant_may_choose_the_path() -> None:
-    (node,) = granted_nodes(DeviceGrant(device_id="d", container_path="/dev/data"), [DISK])
-    assert (node.path, node.permissions) == ("/dev/data", "rwm")
+@pytest.mark.parametrize(("data", "place"), BAD_DEVICES)
+def test_devices_of_another_shape_are_refused_with_their_place(data: bytes, place: str) -> None:
+    with pytest.raises(AgentError) as caught:
+        parse_spec(data)
+    assert (caught.value.reason, caught.value.fields["path"]) == (Reason.BAD_SPEC, place)
 
 
 @pytest.mark.parametrize(
-    ("grant", "nodes"),
+    "data",
     [
-        (DeviceGrant(device_id="d", permissions="x"), [DISK]),
-        (DeviceGrant(device_id="d", permissions="rr"), [DISK]),
-        (DeviceGrant(device_id="d", container_path="/dev/x"), [DISK, PART]),
-        (DeviceGrant(device_id="d", container_path="dev/x"), [DISK]),
-        (DeviceGrant(device_id="d", container_path="/dev/../x"), [DISK]),
-        (DeviceGrant(device_id="d", container_path="/"), [DISK]),
+        entry(type="p", major=None, minor=None),
+        entry(type="u", fileMode=0o20666, uid=0, gid=5),
+        rule(),
+        rule(type="a", major=-1, minor=-1, access="rwm"),
+        rule(type="c", major=1),
+        rule(access=""),
     ],
 )
-def test_bad_grants_are_refused(grant: DeviceGrant, nodes: list[DeviceNode]) -> None:
+def test_devices_as_the_specification_has_them_are_fine(data: bytes) -> None:
+    """A FIFO has no numbers; `u` is another word for `c`; a rule may leave all but `allow` out."""
+    parse_spec(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        (b"[]", ""),
+        (b"{", ""),
+        (b'{"memory": {}, "memory": {}}', ""),
+        (b'{"devices": []}', "devices"),
+        (b'{"devices": [{"allow": true}]}', "devices"),
+        (b'{"unified": {"cgroup.procs": "1"}}', "unified.cgroup.procs"),
+        (b'{"unified": {"../memory.max": "1"}}', "unified.../memory.max"),
+        (b'{"unified": []}', "unified"),
+    ],
+)
+def test_resources_of_an_update_that_are_refused(data: bytes, place: str) -> None:
     with pytest.raises(AgentError) as caught:
-        granted_nodes(grant, nodes)
-    assert caught.value.reason is Reason.BAD_FIELD
+        parse_resources(data)
+    assert (caught.value.reason, caught.value.fields["path"]) == (Reason.BAD_SPEC, place)
 
 
-def test_two_grants_at_one_path_are_refused() -> None:
-    twice = granted_nodes(DeviceGrant(device_id="d"), [DISK]) * 2
-    with pytest.raises(AgentError, match="/dev/vdb"):
-        completed(spec(), devices=twice)
+def test_resources_of_an_update_are_kept() -> None:
+    data = b'{"memory": {"limit": 5}, "devices": null, "x-new": 1}'
+    assert parse_resources(data) == {"memory": {"limit": 5}, "x-new": 1}
 
 
 def storage(*, read_only: bool = False) -> MountedStorage:

@@ -1,0 +1,68 @@
+"""How the kernel is told to let go of a device, and to look again at its place.
+
+Before the host unplugs a function, the guest takes it out through sysfs: its driver is
+done with it then, which an unplug in the middle of its work would not ask about. It
+comes back, when the host does not unplug after all, by a look at the one bus that it
+was on; the file that has the whole machine looked at (/sys/bus/pci/rescan) is for
+platforms without hot-plug notice alone. Facts: Documentation/ABI/testing/sysfs-bus-pci
+(remove, pci_bus/.../rescan), sysfs-bus-scsi (delete).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from agent.core.addresses import ScsiName
+from agent.core.errors import kernel_refused
+from agent.core.pci import Bdf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.core.deadlines import Deadline
+    from agent.core.hotplug import HotplugBoard
+    from agent.handlers.devices.table import Entry
+
+log = logging.getLogger(__name__)
+
+
+async def take_out(board: HotplugBoard, entry: Entry, deadline: Deadline) -> bool:
+    """Have the kernel let go of it; False where sysfs has no way to say so.
+
+    Raises KERNEL_REFUSED, OPERATION_TIMED_OUT.
+    """
+    file = _removal_file(entry)
+    if file is None:
+        return False
+    await _write(board, file, f"take {entry.directory.name} out", deadline)
+    return True
+
+
+async def bring_back(board: HotplugBoard, entry: Entry, deadline: Deadline) -> None:
+    """Have the kernel look at the place that the device was taken out of.
+
+    A SCSI device needs no more than a new search for it: its host is asked then.
+    """
+    if not entry.is_function:
+        return
+    bus = str(Bdf.parse(entry.device.bdf).bus)
+    file = entry.directory.parent / "pci_bus" / bus / "rescan"
+    await _write(board, file, f"look at the bus {bus} again", deadline)
+
+
+def _removal_file(entry: Entry) -> Path | None:
+    if entry.is_function:
+        return entry.directory / "remove"
+    if ScsiName.of(entry.directory.name):
+        return entry.directory / "delete"
+    return None
+
+
+async def _write(board: HotplugBoard, file: Path, doing: str, deadline: Deadline) -> None:
+    try:
+        await board.write(file, "1\n", deadline)
+    except FileNotFoundError:
+        log.info("%s: %s is gone", doing, file)
+    except OSError as error:
+        raise kernel_refused(error, doing=doing) from error
