@@ -196,6 +196,7 @@ def _tables(parts: Mechanisms) -> Tables:
     exclusive = ExclusiveCpus(roots=parts.roots, events=parts.events, board=parts.board)
     context = _runtime_context(parts, sandbox, devices, storages, exclusive)
     containers = Containers(context)
+    devices.on_vanished(containers.device_vanished)
     return Tables(
         sandbox=sandbox,
         devices=devices,

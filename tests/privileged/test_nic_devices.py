@@ -71,9 +71,9 @@ def bdf_of(path: Path) -> Bdf:
     return Bdf.parse([part for part in path.resolve().parts if Bdf.is_name(part)][-1])
 
 
-def request(address: Address, **expected: str) -> DeviceRequest:
+def request(address: Address, *, timeout: float = 60.0, **expected: str) -> DeviceRequest:
     kind = NicExpectation(mac=expected.get("mac"))
-    return DeviceRequest(id="nic0", address=address, kind=kind, timeout=0.3)
+    return DeviceRequest(id="nic0", address=address, kind=kind, timeout=timeout)
 
 
 async def test_what_the_kernel_itself_says(devices: DeviceManager, card: str) -> None:
@@ -93,7 +93,7 @@ async def test_what_the_kernel_itself_says(devices: DeviceManager, card: str) ->
 async def test_another_address_is_another_device(devices: DeviceManager, card: str) -> None:
     bdf = bdf_of(Path("/sys/class/net", card))
     with pytest.raises(AgentError) as caught:
-        await devices.attach(request(bdf, mac="02:00:00:00:00:99"))
+        await devices.attach(request(bdf, mac="02:00:00:00:00:99", timeout=0.3))
     assert caught.value.reason is Reason.UNEXPECTED_DEVICE
     assert card in caught.value.message
 

@@ -18,6 +18,7 @@ from innkeeper.shim.client import VmSpec
 from innkeeper.v1 import containers_pb2 as containers
 from innkeeper.v1 import devices_pb2 as devices
 from innkeeper.v1 import host_pb2 as host
+from innkeeper.v1 import sandbox_pb2 as sandbox
 from tests.fakes.plugs import disk_plug, plug
 from tests.vm.guest import PROBE, Guest, booted, create_request, reason, refused
 from tests.vm.observer import Observer, observing
@@ -38,7 +39,7 @@ UPDATES = 100
 async def machine(image: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guest]:
     """Two CPUs; two disks whose first words are their names, and a source of random bytes."""
     place = tmp_path_factory.mktemp("disks")
-    spec = VmSpec(name="grants", image=f"{image}/", transport="serial", ports=4, cpus=2)
+    spec = VmSpec(name="grants", image=f"{image}/", transport="serial", ports=6, cpus=2)
     async with booted(spec) as guest:
         for name in ("one", "two"):
             await guest.host.Plug(disk_plug(name, disk(place, name)))
@@ -309,6 +310,83 @@ async def test_entries_without_a_counterpart_are_left_out(machine: Guest) -> Non
     assert FORBIDDEN.encode() in finished.stderr
 
 
+async def test_numbers_alone_do_not_make_an_entry_the_guests(machine: Guest) -> None:
+    """The host's disk has the numbers of another one here, even its path; /dev/kmsg is
+    the same everywhere (c 1:11, admin-guide/devices.txt), but not by another name."""
+    one = await node_of(machine, "one")
+    disk = {"type": "b", "major": one.major, "minor": one.minor}
+    log = {"type": "c", "major": 1, "minor": 11}
+    entries = [(one.path, disk), ("/dev/disk", disk), ("/dev/kmsg", log), ("/dev/other", log)]
+    allowed = [{"allow": True, **numbers, "access": "rwm"} for numbers in (disk, log)]
+    linux = {
+        "devices": [{"path": path, **numbers} for path, numbers in entries],
+        "resources": {"devices": [{"allow": False}, *allowed]},
+    }
+    paths = " ".join(path for path, _ in entries)
+    script = f"ls {paths} 2>/dev/null; mknod /x b {one.major} {one.minor}; cat /x"
+    finished = await machine.run(script, linux=linux)
+    assert finished.text == "/dev/kmsg\n"
+    assert FORBIDDEN.encode() in finished.stderr
+
+
+# Devices that go by themselves.
+
+
+async def revoked(guest: Guest, name: str) -> str:
+    """What was taken from the container first without being asked to."""
+
+    async def watch() -> str:
+        async for event in guest.sandbox.Watch(sandbox.WatchRequest(after_sequence=0)):
+            if event.subject == name and "revoked" in event.details:
+                return event.details["revoked"]
+        raise AssertionError("the stream of events ended")
+
+    return await guest.when_serving(watch)
+
+
+async def taken_away(guest: Guest, device: str, *, unseen: bool) -> None:
+    """Its function leaves the guest without a word to the agent, which may be away."""
+    listed = await guest.devices.List(devices.ListDevicesRequest())
+    bdf = next(each.pci_bdf for each in listed.devices if each.device.id == device)
+    remove = f"echo 1 >/sys/bus/pci/devices/{bdf}/remove"
+    if unseen:
+        agent = (await guest.describe()).agent_pid
+        remove = f"kill -STOP {agent}; {remove}; kill -9 {agent}"
+    name = await guest.start(remove, **PROBE)
+    assert (await guest.wait(name)).code == 0
+    await guest.remove(name)
+
+
+@pytest.mark.parametrize("unseen", [False, True], ids=["at work", "away"])
+async def test_a_disk_that_is_gone_leaves_no_right_to_the_next(
+    machine: Guest, box: str, tmp_path: Path, unseen: bool
+) -> None:
+    """The kernel gives the next disk the same numbers, and it may be somebody else's."""
+    await machine.host.Plug(disk_plug("mine", disk(tmp_path, "own")))
+    mine = await node_of(machine, "mine")
+    other = await machine.start(IDLE, devices=(grant("mine", "/dev/x"),))
+    await update(machine, box, [grant("one", "/dev/a"), grant("mine", "/dev/x")])
+    made = f"mknod /x b {mine.major} {mine.minor}"
+    for name in (box, other):
+        assert (await done(machine, name, made)).code == 0
+        assert await names(machine, name, "/dev/x", "/x") == ["own", "own"]
+    await taken_away(machine, "mine", unseen=unseen)
+    for name in (box, other):
+        assert await revoked(machine, name) == "mine"
+    await machine.host.Plug(disk_plug("yours", disk(tmp_path, "new")))
+    yours = await node_of(machine, "yours")
+    assert (yours.path, yours.major, yours.minor) == (mine.path, mine.major, mine.minor)
+    for name in (box, other):
+        assert await names(machine, name, "/dev/x", "/x") == [NOT_THERE, FORBIDDEN]
+    status = await update(machine, box)
+    assert [each.device_id for each in status.devices] == ["one"]
+    assert await names(machine, box, "/dev/a") == ["one"]
+    # Nobody holds it any more.
+    for device in ("yours", "mine"):
+        await machine.host.Unplug(host.UnplugRequest(id=device))
+    await machine.remove(other)
+
+
 # What can't be done, and leaves everything as it was.
 
 
@@ -381,7 +459,7 @@ async def test_one_that_was_not_started_is_updated(machine: Guest) -> None:
     await machine.remove("early")
 
 
-async def test_in_a_user_namespace_nodes_do_not_come(machine: Guest) -> None:
+def with_own_users(*grants: containers.DeviceGrant) -> containers.CreateContainerRequest:
     mapping = [{"containerID": 0, "hostID": 100_000, "size": 65_536}]
     kinds = ("user", "mount", "pid", "ipc", "uts", "cgroup")
     linux = {
@@ -389,10 +467,34 @@ async def test_in_a_user_namespace_nodes_do_not_come(machine: Guest) -> None:
         "uidMappings": mapping,
         "gidMappings": mapping,
     }
-    request = create_request("users", IDLE, linux=linux)
+    request = create_request("users", IDLE, linux=linux, devices=grants)
     # The layer lies where only the guest's own root may go.
     request.writable_layer = False
-    await machine.containers.Create(request)
+    return request
+
+
+async def test_in_a_user_namespace_a_device_that_is_gone_leaves_no_right(
+    machine: Guest, tmp_path: Path
+) -> None:
+    """Its node is a mount in it, made by the runtime, and goes with what it covers."""
+    await machine.host.Plug(disk_plug("mine", disk(tmp_path, "own")))
+    mine = await node_of(machine, "mine")
+    await machine.containers.Create(with_own_users(grant("mine", "/dev/x")))
+    await machine.containers.Start(containers.StartContainerRequest(id="users"))
+    assert await names(machine, "users", "/dev/x") == ["own"]
+    await taken_away(machine, "mine", unseen=False)
+    assert await revoked(machine, "users") == "mine"
+    await machine.host.Plug(disk_plug("yours", disk(tmp_path, "new")))
+    yours = await node_of(machine, "yours")
+    assert (yours.path, yours.major, yours.minor) == (mine.path, mine.major, mine.minor)
+    assert await names(machine, "users", "/dev/x") == [NOT_THERE]
+    for device in ("yours", "mine"):
+        await machine.host.Unplug(host.UnplugRequest(id=device))
+    await machine.remove("users")
+
+
+async def test_in_a_user_namespace_nodes_do_not_come(machine: Guest) -> None:
+    await machine.containers.Create(with_own_users())
     assert await refused(update(machine, "users", [grant("one")])) == WRONG_STATE
     assert await users(machine, "one") == []
     await memory(machine, "users", 100 << 20)

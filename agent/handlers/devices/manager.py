@@ -41,7 +41,7 @@ from agent.handlers.devices.removal import bring_back, take_out
 from agent.handlers.devices.table import Entry, Table, address_in_use, refuse_held, repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from agent.core.events import EventLog
     from agent.core.hotplug import HotplugBoard
@@ -107,7 +107,16 @@ class DeviceManager:
         self._attaching: InFlight[DeviceRequest, AttachedDevice] = InFlight("device")
         self._changing: InFlight[object, None] = InFlight("device")
         self._checks: dict[str, asyncio.Task[None]] = {}
+        self._vanished: list[Callable[[str], None]] = []
         board.listen(self._on_event)
+
+    def on_vanished(self, listener: Callable[[str], None]) -> None:
+        """Have `listener` called with the id of each device that goes by itself from now on.
+
+        One that an earlier agent had and that is gone by `restore` is not told of: nobody
+        can hold it any more.
+        """
+        self._vanished.append(listener)
 
     def get(self, device_id: str) -> AttachedDevice:
         """Raises UNKNOWN_DEVICE."""
@@ -470,6 +479,8 @@ class DeviceManager:
         self._table.mark_vanished(entry)
         users = ", ".join(sorted(device.users))
         self._events.publish("device-vanished", entry.id, {**entry.place(), "users": users})
+        for listener in self._vanished:
+            listener(entry.id)
 
 
 def _by_name(classes: Iterable[DeviceClass[Any]]) -> dict[str, DeviceClass[Any]]:

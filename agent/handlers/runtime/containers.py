@@ -30,7 +30,7 @@ from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord
 from agent.handlers.runtime.restore import restore
 from agent.handlers.runtime.retention import Retention
 from agent.handlers.runtime.runtime import CreateCall, RuntimeState, Stdio
-from agent.handlers.runtime.spec_devices import guest_has, plan_devices, put_devices
+from agent.handlers.runtime.spec_devices import guest_path, plan_devices, put_devices
 from agent.handlers.runtime.spec_env import translate_env
 from agent.handlers.runtime.spec_process import has_terminal
 from agent.handlers.runtime.table import Container, ContainerTable
@@ -150,6 +150,8 @@ class Containers:
             async with undo:
                 push_teardown(undo, self._context, container, Deadline.after(_ROLLBACK_TIMEOUT))
                 await self._build(container, request, spec, deadline)
+                # Of one that vanished meanwhile nobody was told: it is in no table yet.
+                self._hold_devices(request)
                 container.mark(Phase.CREATED)
                 undo.commit()
         except BaseException:
@@ -216,10 +218,13 @@ class Containers:
         self, container: Container, config: dict[str, Any], granted: tuple[Granted, ...]
     ) -> None:
         """Into the specification, and into what is known of the container for updates."""
-        plan = plan_devices(config, granted, partial(guest_has, self._context.roots))
+        plan = plan_devices(config, granted, partial(guest_path, self._context.roots))
         for entry in plan.dropped:
             log.warning(
-                "container %s: the guest has no counterpart of %s: left out", container.id, entry
+                "container %s: %s is left out: no device that it was granted stands for it,"
+                " and it is no character device that the guest has by this name",
+                container.id,
+                entry,
             )
         put_devices(config, plan)
         process = config["process"]
@@ -299,10 +304,16 @@ class Containers:
         await update.apply(self._context, container, change, resources, deadline)
         return container.status
 
-    def take_back_update(self, container: Container) -> None:
-        """Undo an update that an earlier agent had not finished, as its next turn."""
-        if container.state is not ContainerState.STOPPED:
-            self.turns.enqueue(container.id, lambda: update.take_back(self._context, container))
+    def device_vanished(self, device_id: str) -> None:
+        """Revoke a device that went by itself: its numbers may be another's at any moment."""
+        for container in self.table.all():
+            if device_id in container.record.devices:
+                container.lost.add(device_id)
+                self.settle(container)
+
+    def settle(self, container: Container) -> None:
+        """Do what is left to do of its updates (update.py), as its next turn."""
+        self.turns.enqueue(container.id, lambda: update.settle_or_tell(self._context, container))
 
     async def find_out(self, container: Container) -> None:
         """Ask the runtime whether a start that went wrong, or was cut off, took effect."""

@@ -116,12 +116,6 @@ def grant_device(grant: DeviceGrant, device: AttachedDevice) -> Granted:
     )
 
 
-def grant_again(grant: DeviceGrant, former: Granted) -> Granted:
-    """The same node of the same device with other words. Raises BAD_FIELD."""
-    again = select(grant, former.nodes, former.host_paths)
-    return replace(again, addresses=former.addresses, vfio=former.vfio)
-
-
 def place(
     granted: Sequence[Granted], claims: Mapping[str, Claim], user: User
 ) -> tuple[PlacedNode, ...]:

@@ -57,15 +57,13 @@ async def _restore_one(
     _hold_again(context, container)
     for process in tuple(container.processes.values()):
         await _restore_process(containers, container, process)
-    match container.record.phase:
-        case Phase.CREATING | Phase.REMOVING:
-            containers.take_back(container)
-        case Phase.STARTING:
-            await _find_out(containers, container)
-        case _ if container.record.incoming is not None:
-            containers.take_back_update(container)
-        case _:
-            pass
+    if container.record.phase in (Phase.CREATING, Phase.REMOVING):
+        containers.take_back(container)
+        return
+    if container.record.phase is Phase.STARTING:
+        await _find_out(containers, container)
+    if container.record.incoming is not None or container.lost:
+        containers.settle(container)
 
 
 async def _restore_process(containers: Containers, container: Container, process: Process) -> None:
@@ -100,6 +98,7 @@ def _hold_again(context: RuntimeContext, container: Container) -> None:
             context.devices.hold(device_id, holder(container.id))
         except AgentError as error:
             log.warning("container %s has lost device %s: %s", container.id, device_id, error)
+            container.lost.add(device_id)
 
 
 async def _hold_cpus_again(context: RuntimeContext, found: list[Container]) -> None:

@@ -1,11 +1,15 @@
 """Devices in an OCI specification: what a container may touch, and the nodes it sees.
 
 The host's entries and rules have the numbers of the host. An entry that a grant
-claims becomes the guest's node. One that nobody claims stays when the guest has a
-device of these numbers, and is left out when not (a VFIO group of the host, for a
-device that the guest's own driver has). Rules with exactly an entry's numbers go the
-way of the entry: what became of the entry decides, and no number that was written is
-read again, so numbers that swap don't run into each other.
+claims becomes the guest's node. Of those that nobody claims only what means the same
+on both sides stays: OCI's default devices, and a character device that the guest has
+by that number and by that very name (/dev/fuse). Numbers alone prove nothing, because
+both kernels give them out by themselves: the host's b 254:0 may be the guest's root
+disk. So a block device is never the guest's by chance, and a character device of
+another name (a VFIO group of the host, c 241:0) is left out.
+Rules with exactly an entry's numbers go the way of the entry: what became of the entry
+decides, and no number that was written is read again, so numbers that swap don't run
+into each other.
 
 OCI's default devices (config-linux.md, "Default Devices") are always allowed,
 also where the specification brings rules of its own: a shell can't live without
@@ -17,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agent.core.tree import SysfsTree
 from agent.handlers.runtime.grants import Claim, User, clean, place, union
 
 if TYPE_CHECKING:
@@ -98,11 +103,11 @@ def check_rule(rule: Json) -> None:
 
 
 def plan_devices(
-    spec: dict[str, Any], granted: Sequence[Granted], in_guest: Callable[[Numbers], bool]
+    spec: dict[str, Any], granted: Sequence[Granted], in_guest: Callable[[Numbers], str | None]
 ) -> DevicePlan:
     """Decide on every entry and rule of a whole specification; raises BAD_FIELD.
 
-    `in_guest` tells whether the guest has a device of these numbers.
+    `in_guest` tells the path at which the guest has the device of these numbers.
     """
     linux = spec["linux"]
     entries = linux.get("devices") or []
@@ -150,10 +155,12 @@ def all_rules(
     return [*rules, *_default_rules(), *granted]
 
 
-def guest_has(roots: Roots, numbers: Numbers) -> bool:
-    """Whether the guest's kernel has a device of these numbers (sysfs-dev in ABI/stable)."""
+def guest_path(roots: Roots, numbers: Numbers) -> str | None:
+    """Where the guest's kernel has its device of these numbers (sysfs-dev in ABI/stable)."""
     folder = "block" if numbers.type == "b" else "char"
-    return (roots.sys / "dev" / folder / f"{numbers.major}:{numbers.minor}").exists()
+    device = roots.sys / "dev" / folder / f"{numbers.major}:{numbers.minor}"
+    name = SysfsTree(roots=roots).properties(device).get("DEVNAME")
+    return f"/dev/{name}" if name else None
 
 
 def _claim(entry: dict[str, Any], allowed: dict[Numbers, str]) -> Claim:
@@ -177,9 +184,18 @@ def _allowed(rules: Sequence[dict[str, Any]]) -> dict[Numbers, str]:
     return found
 
 
-def _stays(entry: dict[str, Any], in_guest: Callable[[Numbers], bool]) -> bool:
+def _stays(entry: dict[str, Any], in_guest: Callable[[Numbers], str | None]) -> bool:
     numbers = _numbers(entry)
-    return numbers is None or in_guest(numbers)
+    if numbers is None or _is_default(numbers):
+        return True
+    return numbers.type == "c" and in_guest(numbers) == clean(entry["path"])
+
+
+def _is_default(numbers: Numbers) -> bool:
+    """Whether every container may use it in any case."""
+    return numbers.type == "c" and any(
+        numbers.major == major and minor in (None, numbers.minor) for major, minor, _ in _DEFAULTS
+    )
 
 
 def _numbers(entry: dict[str, Any]) -> Numbers | None:

@@ -32,6 +32,8 @@ class Container:
         self.bundle = Bundle(context.roots, record.id)
         self.cgroup = context.cgroup(context.roots, record.cgroup)
         self.processes: dict[str, Process] = {}
+        self.lost: set[str] = set()
+        """Ids of devices that it was granted, that are gone, and that are not revoked yet."""
         self._context = context
 
     @property

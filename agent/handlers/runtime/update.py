@@ -4,6 +4,9 @@ The runtime replaces the whole list of device rules when it is given one, so it 
 the whole list with every update, whatever the update is about. Rights come before
 nodes, and go before them. The grants that are on their way are saved first: an agent
 that dies in the middle leaves to the next one what to take back.
+
+A device that is gone is revoked in the same way, without being asked to: the kernel
+gives its numbers to the next device that comes, which may be somebody else's.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, wrong_state
+from agent.core.model import ContainerState
 from agent.core.undo import UndoStack
-from agent.handlers.runtime.grants import grant_again, grant_device
+from agent.handlers.runtime.grants import grant_device
 from agent.handlers.runtime.nodes import Place
+from agent.handlers.runtime.records import Phase
 from agent.handlers.runtime.spec_devices import all_rules
 from agent.handlers.runtime.teardown import holder
 
@@ -37,6 +42,9 @@ log = logging.getLogger(__name__)
 _ROLLBACK_TIMEOUT = 15.0
 """Seconds for each step that takes a failed update back."""
 
+_ATTEMPTS = 2
+"""A runtime that did not answer in time may do so the second time."""
+
 
 async def apply(
     context: RuntimeContext,
@@ -46,8 +54,7 @@ async def apply(
     deadline: Deadline,
 ) -> None:
     """`resources` are the parsed ones of `change`. Raises AgentError with nothing changed."""
-    if container.record.incoming is not None:
-        await _take_back(context, container)
+    await settle(context, container)
     before = container.record
     async with UndoStack(f"update container {container.id}") as undo:
         step = _Steps(context, container, undo, deadline)
@@ -68,26 +75,76 @@ async def apply(
     _release(context, container, set(before.devices) - set(held))
 
 
-async def take_back(context: RuntimeContext, container: Container) -> None:
-    """Undo what an earlier agent had begun: its caller got no answer, and will ask again."""
-    try:
-        await _take_back(context, container)
-    except AgentError as error:
-        log.warning("the update of container %s is not taken back: %s", container.id, error)
+async def settle(context: RuntimeContext, container: Container) -> None:
+    """Do what is left to do: take an update back that was not finished, whose caller got no
+    answer and will ask again, and revoke devices that are gone.
+
+    Raises AgentError, and then it is still left to do.
+    """
+    record, lost = container.record, frozenset(container.lost)
+    granted = tuple(each for each in record.granted if each.grant.device_id not in lost)
+    if record.incoming is not None or granted != record.granted:
+        await _leave(context, container, granted)
+        held = _ids(granted)
+        container.save(replace(container.record, granted=granted, incoming=None, devices=held))
+        _release(context, container, set(record.devices) - set(held))
+    container.lost -= lost
+    if revoked := ", ".join(sorted(lost.intersection(_ids(record.granted)))):
+        log.warning("container %s has lost its devices %s: revoked", container.id, revoked)
+        context.events.publish("resources-changed", container.id, {"revoked": revoked})
 
 
-async def _take_back(context: RuntimeContext, container: Container) -> None:
+async def settle_or_tell(context: RuntimeContext, container: Container) -> None:
+    """The same as a turn that nobody waits for; what fails, the next update tries again."""
+    problem: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        if _is_gone(context, container):
+            return
+        try:
+            await settle(context, container)
+        except (AgentError, OSError) as error:
+            problem = error
+        else:
+            return
+    if not _is_gone(context, container):
+        lost = ", ".join(sorted(container.lost))
+        log.error("container %s keeps grants (lost: %s): %s", container.id, lost, problem)
+        details = {"not_revoked": lost, "refused": str(problem)}
+        context.events.publish("resources-changed", container.id, details)
+
+
+async def _leave(
+    context: RuntimeContext, container: Container, granted: tuple[Granted, ...]
+) -> None:
+    """Leave it with these of its grants, whatever it has now."""
     record = container.record
-    incoming = record.incoming or ()
     deadline = Deadline.after(_ROLLBACK_TIMEOUT)
-    step = _Steps(context, container, UndoStack(f"take back update of {container.id}"), deadline)
-    old, new = container.placed(incoming), container.placed(record.granted)
+    step = _Steps(context, container, UndoStack(f"settle container {container.id}"), deadline)
+    context.nodes.check(step.place)
+    new = container.placed(granted)
     await step.set_rules({}, new)
-    # What was to go may be gone already: `change_nodes` makes all that the other list lacks.
-    await step.change_nodes(old, new)
-    held = _ids(record.granted)
-    container.save(replace(record, incoming=None, devices=held))
-    _release(context, container, set(record.devices) - set(held))
+    last = record.granted if record.incoming is None else record.incoming
+    try:
+        # What was to go may be gone already: made is all that the other list lacks.
+        await step.change_nodes(
+            container.placed(last), new, former=container.placed(record.granted)
+        )
+    except AgentError as error:
+        if record.incoming is not None:
+            raise
+        # Its rights are gone, which is what counts: nobody can open such a node.
+        log.warning("container %s keeps nodes of lost devices: %s", container.id, error)
+
+
+def _is_gone(context: RuntimeContext, container: Container) -> bool:
+    """Whether there is no process of it any more to take rights from."""
+    if container.record.phase is Phase.REMOVING or container.state is ContainerState.STOPPED:
+        return True
+    try:
+        context.nodes.check(_place(container))
+    except AgentError:
+        return True
+    return False
 
 
 class _Steps:
@@ -100,33 +157,22 @@ class _Steps:
         self._container = container
         self._undo = undo
         self._deadline = deadline
-        first, record = container.first, container.record
-        self.place = Place(
-            container_id=record.id, pid=first.pid if first else 0, cgroup=record.cgroup
-        )
+        self.place = _place(container)
 
     def hold(self, grants: Sequence[DeviceGrant] | None) -> tuple[Granted, ...]:
         """The whole new list, with its devices held; saved as being on its way."""
         record = self._container.record
         if grants is None:
             return record.granted
-        known = {_target(each.grant): each for each in record.granted}
         self._undo.push("have the grants as before", lambda: self._let_go(record, grants))
-        new = tuple(self._hold(grant, known.get(_target(grant))) for grant in grants)
+        new = tuple(self._hold(grant) for grant in grants)
         held = tuple(dict.fromkeys(record.devices + _ids(new)))
         self._container.save(replace(record, incoming=new, devices=held))
         return new
 
-    def _hold(self, grant: DeviceGrant, former: Granted | None) -> Granted:
-        """A device that was granted before may have vanished: then it is what it was, so
-        that a list can change others, and leave it out."""
-        try:
-            device = self._context.devices.hold(grant.device_id, holder(self._container.id))
-        except AgentError:
-            if former is None:
-                raise
-            return grant_again(grant, former)
-        return grant_device(grant, device)
+    def _hold(self, grant: DeviceGrant) -> Granted:
+        user = holder(self._container.id)
+        return grant_device(grant, self._context.devices.hold(grant.device_id, user))
 
     def _let_go(self, before: ContainerRecord, grants: Sequence[DeviceGrant]) -> None:
         """What could not be taken back may still be used: it stays held and on its way,
@@ -141,15 +187,19 @@ class _Steps:
     def refuse_own_users(self, old: Nodes, new: Nodes) -> None:
         """In a user namespace a node that is made can't be opened, and the nodes of the
         creation are mounts of the guest's."""
-        namespaces = self._container.bundle.config()["linux"]["namespaces"]
         moves = {each.key for each in old} != {each.key for each in new}
-        if moves and any(each["type"] == "user" for each in namespaces):
+        if moves and self.has_own_users:
             raise wrong_state(
                 f"container {self._container.id} has users of its own (a user namespace):"
                 " nodes can't come and go in it",
                 hint="grant the devices when it is created",
                 id=self._container.id,
             )
+
+    @property
+    def has_own_users(self) -> bool:
+        namespaces = self._container.bundle.config()["linux"]["namespaces"]
+        return any(each["type"] == "user" for each in namespaces)
 
     async def limit(self, resources: dict[str, Any], old: Nodes, new: Nodes) -> None:
         """Limits and rights, in one call of the runtime."""
@@ -175,11 +225,14 @@ class _Steps:
         self._undo.push("put the nodes back", lambda: self._rollback().change_nodes(new, old))
         await self.change_nodes(old, new)
 
-    async def change_nodes(self, old: Nodes, new: Nodes) -> None:
-        """Have the nodes of `new` instead of those of `old`; what both have is left alone."""
+    async def change_nodes(self, old: Nodes, new: Nodes, *, former: Nodes = ()) -> None:
+        """Have the nodes of `new` instead of those of `old`; what both have is left alone.
+        Those of `former` may be there as well."""
         before, after = {each.key for each in old}, {each.key for each in new}
-        remove = [each for each in old if each.key not in after]
+        remove = [each for each in (*old, *former) if each.key not in after]
         make = [each for each in new if each.key not in before]
+        if make and self.has_own_users:
+            make = []
         if remove or make:
             await self._context.nodes.change(
                 self.place, remove=remove, make=make, deadline=self._deadline
@@ -209,6 +262,11 @@ class _Steps:
         return _Steps(self._context, self._container, self._undo, deadline)
 
 
+def _place(container: Container) -> Place:
+    first, record = container.first, container.record
+    return Place(container_id=record.id, pid=first.pid if first else 0, cgroup=record.cgroup)
+
+
 def _release(context: RuntimeContext, container: Container, device_ids: Iterable[str]) -> None:
     for device_id in device_ids:
         context.devices.release(device_id, holder(container.id))
@@ -216,8 +274,3 @@ def _release(context: RuntimeContext, container: Container, device_ids: Iterable
 
 def _ids(granted: Sequence[Granted]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.grant.device_id for each in granted))
-
-
-def _target(grant: DeviceGrant) -> tuple[str, str | None]:
-    """What is granted: which node of which device, wherever it goes."""
-    return grant.device_id, grant.node

@@ -171,9 +171,9 @@ class CreateContainerRequest(_message.Message):
         """Devices. In `spec`, an entry of linux.devices at a grant's path, or at a path
         by which the host knows the device (Device.host, type "path"), becomes the
         guest's node; device rules with that entry's numbers follow it. An entry that no
-        grant claims is dropped with its rules, unless it is a character device that the
-        guest has by the same name and numbers: a number of the host's may be anything
-        here.
+        grant claims stays only when it is one of OCI's default devices, or a character
+        device that the guest has by the same name and numbers, and goes with its rules
+        else: a number of the host's may be anything here.
         """
 
     @_builtins.property
@@ -299,7 +299,8 @@ class UpdateContainerRequest(_message.Message):
     def devices(self) -> Global___DeviceGrants:
         """The whole list of grants; absent: unchanged. What is new gets its node in
         the running container, what is missing loses node and right. A process that
-        has a node open keeps it open.
+        has a node open keeps it open. A device that has gone by itself is taken from
+        its containers without being asked for; a list that still names it is refused.
         """
 
     def __init__(

@@ -61,7 +61,8 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_RESOURCES_CHANGED: _EventKind.ValueType  # 15
     """CPUs or memory went online or offline by OnlineResources (details: cpus,
     memory; what is online now); or a container's exclusive CPUs changed (subject:
-    container id; details: exclusive_cpus, promised, refused).
+    container id; details: exclusive_cpus, promised, refused); or devices were taken
+    from it because they are gone (details: revoked; or not_revoked and refused).
     """
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
@@ -102,7 +103,8 @@ EVENT_KIND_DEVICE_RECONFIGURED: EventKind.ValueType  # 14
 EVENT_KIND_RESOURCES_CHANGED: EventKind.ValueType  # 15
 """CPUs or memory went online or offline by OnlineResources (details: cpus,
 memory; what is online now); or a container's exclusive CPUs changed (subject:
-container id; details: exclusive_cpus, promised, refused).
+container id; details: exclusive_cpus, promised, refused); or devices were taken
+from it because they are gone (details: revoked; or not_revoked and refused).
 """
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 

@@ -295,6 +295,21 @@ async def test_a_busy_device_is_not_switched(driven: DeviceBench) -> None:
     assert driven.guest.files.writes == []
 
 
+async def test_a_device_that_a_container_has_is_not_switched(driven: DeviceBench) -> None:
+    """Its nodes would be others afterwards, and the container has rights to the old ones."""
+    DriverKernel(driven, "virtio-pci", "uio_pci_generic")
+    await driven.devices.attach(COMMON)
+    for user in ("container c1", "container c2"):
+        driven.devices.hold("c1", user)
+    for user in ("container c1", "container c2"):
+        switch = driven.devices.reconfigure("c1", DriverName("uio_pci_generic"), None)
+        error = await refused(switch, Reason.STILL_IN_USE)
+        assert user in error.fields["users"]
+        driven.devices.release("c1", user)
+    assert driven.guest.files.writes == []
+    await driven.devices.reconfigure("c1", DriverName("uio_pci_generic"), None)
+
+
 async def test_one_disk_under_two_kinds_of_address_has_one_owner(lab: DeviceBench) -> None:
     lab.sysfs.remove(lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0" / BDF)
     port = lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0"

@@ -337,6 +337,9 @@ async def until(lab: DeviceBench, kind: str) -> None:
 
 
 async def test_a_surprise_removal_is_told_and_shown(lab: DeviceBench) -> None:
+    """By an event, and to whoever has to take rights to it away."""
+    told: list[str] = []
+    lab.devices.on_vanished(told.append)
     function = plug(lab)
     await lab.devices.attach(request())
     lab.devices.hold("d1", "storage data")
@@ -345,6 +348,7 @@ async def test_a_surprise_removal_is_told_and_shown(lab: DeviceBench) -> None:
     device = lab.devices.get("d1")
     assert device.state is DeviceState.VANISHED
     assert device.users == {"storage data"}
+    assert told == ["d1"]
     with pytest.raises(AgentError, match="vanished"):
         lab.devices.hold("d1", "other")
     await refused(lab.devices.attach(request()), Reason.STILL_IN_USE)

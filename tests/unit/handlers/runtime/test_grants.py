@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -15,7 +14,6 @@ from agent.handlers.runtime.grants import (
     PlacedNode,
     User,
     effective,
-    grant_again,
     grant_device,
     place,
     select,
@@ -177,7 +175,6 @@ def test_the_status_has_the_permissions_that_came_of_it() -> None:
 
 
 def test_what_the_host_knows_of_a_device() -> None:
-    """Kept also when the grant is given again with other words, the device being away."""
     tuples = (
         HostTuple(type="pci", id="0000:3B:02.1"),
         HostTuple(type="path", id="/dev//vfio/./45"),
@@ -185,5 +182,3 @@ def test_what_the_host_knows_of_a_device() -> None:
     first = grant_device(DeviceGrant(device_id="d"), attached("d", VDB, host=tuples))
     assert first.host_paths == ("/dev/vfio/45",)
     assert first.addresses == (("0000:3b:02.1", "0000:01:00.0"),)
-    again = grant_again(DeviceGrant(device_id="d", permissions="r"), first)
-    assert again == replace(first, grant=again.grant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from agent.handlers.runtime.spec_devices import (
     DevicePlan,
     Numbers,
     all_rules,
-    guest_has,
+    guest_path,
     plan_devices,
     put_devices,
 )
@@ -47,14 +47,14 @@ def planned(
     entries: list[dict[str, Any]],
     rules: list[dict[str, Any]],
     *granted: Granted,
-    guest: Collection[Numbers] = (),
+    guest: Mapping[Numbers, str] | None = None,
     user: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], DevicePlan]:
     spec = {
         "process": {"args": ["sh"], "user": user or {}},
         "linux": {"devices": entries, "resources": {"devices": rules, "memory": {"limit": 1}}},
     }
-    plan = plan_devices(spec, granted, lambda numbers: numbers in guest)
+    plan = plan_devices(spec, granted, (guest or {}).get)
     put_devices(spec, plan)
     return spec, plan
 
@@ -145,24 +145,45 @@ def test_entries_without_a_counterpart_are_left_out_with_their_rules() -> None:
     assert plan.dropped == ("/dev/vfio/vfio (c 10:196)", "/dev/vfio/45 (c 241:0)")
 
 
-def test_entries_that_the_guest_has_a_device_for_stay_as_they_are() -> None:
-    fuse = entry("/dev/fuse", "c", 10, 229, fileMode=0o666)
+FUSE = {Numbers("c", 10, 229): "/dev/fuse"}
+
+
+def test_entries_that_mean_the_same_in_the_guest_stay_as_they_are() -> None:
+    """The kernel's fixed numbers (Documentation/admin-guide/devices.txt), by name and number;
+    numbers of the default devices by any name (those of /dev/pts are not in sysfs)."""
+    fuse = entry("/dev/./fuse", "c", 10, 229, fileMode=0o666)
     pipe = {"path": "/dev/pipe", "type": "p"}
-    spec, plan = planned(
-        [fuse, pipe], [DENY_ALL, allow("c", 10, 229, "rw")], guest=[Numbers("c", 10, 229)]
-    )
-    assert spec["linux"]["devices"] == [fuse, pipe]
+    defaults = [entry("/dev/nothing", "c", 1, 3), entry("/dev/mine", "u", 136, 7)]
+    spec, plan = planned([fuse, pipe, *defaults], [DENY_ALL, allow("c", 10, 229, "rw")], guest=FUSE)
+    assert spec["linux"]["devices"] == [fuse, pipe, *defaults]
     assert of_type(spec, "c") == [(True, "c", 10, 229, "rw")]
     assert (plan.dropped, plan.claims) == ((), ())
+
+
+def test_numbers_alone_do_not_make_a_device_the_guests() -> None:
+    """Both kernels give numbers out as devices come: the host's tap (c 241:0) is some other
+    device here, its disk b 254:0 the root disk, and a block device's name says as little."""
+    vda = Numbers("b", 254, 0)
+    spec, plan = planned(
+        [
+            entry("/dev/tap7", "c", 241, 0),
+            entry("/dev/vda", "b", *vda[1:]),
+            entry("/null", "b", 1, 3),
+        ],
+        [DENY_ALL, allow("c", 241, 0, "rw"), allow(*vda, "rwm"), allow("b", 1, 3, "r")],
+        guest={Numbers("c", 241, 0): "/dev/vfio/0", vda: "/dev/vda"},
+    )
+    assert (nodes_of(spec), of_type(spec, "c"), of_type(spec, "b")) == ([], [], [])
+    assert plan.dropped == ("/dev/tap7 (c 241:0)", "/dev/vda (b 254:0)", "/null (b 1:3)")
 
 
 def test_a_rule_of_an_entry_that_goes_stays_for_one_that_stays() -> None:
     """Two names for one device; only one of them is claimed."""
     spec, _ = planned(
-        [entry("/dev/a", "c", 10, 229), entry("/dev/b", "c", 10, 229)],
+        [entry("/dev/a", "c", 10, 229), entry("/dev/fuse", "c", 10, 229)],
         [DENY_ALL, allow("c", 10, 229, "r")],
         grant("1", VDA, path="/dev/a"),
-        guest=[Numbers("c", 10, 229)],
+        guest=FUSE,
     )
     assert of_type(spec, "c") == [(True, "c", 10, 229, "r")]
     assert of_type(spec, "b") == [(True, "b", 254, 0, "r")]
@@ -189,7 +210,7 @@ def test_a_revoked_entry_is_not_the_hosts_again() -> None:
         [entry("/dev/a", "b", 254, 0)],
         [DENY_ALL, allow("b", 254, 0, "rwm")],
         grant("1", VDB, path="/dev/a"),
-        guest=[Numbers("b", 254, 0)],
+        guest={Numbers("b", 254, 0): "/dev/a"},
     )
     assert [rule for rule in all_rules(plan.rules, ()) if rule.get("major") == 254] == []
     assert [claim.path for claim in plan.claims] == ["/dev/a"]
@@ -237,10 +258,13 @@ def test_every_rule_follows_its_entry_whatever_the_numbers(
 
 
 def test_what_the_guest_has_is_asked_of_sysfs(tmp_path: Path) -> None:
-    for name in ("char/10:229", "block/254:0"):
-        (tmp_path / "dev" / name).mkdir(parents=True)
+    """DEVNAME has slashes where the device's own name has "!"."""
+    for number, name in (("char/10:200", "net/tun"), ("block/254:0", "vda")):
+        device = tmp_path / "dev" / number
+        device.mkdir(parents=True)
+        device.joinpath("uevent").write_text(f"MAJOR=1\nDEVNAME={name}\n")
     roots = Roots(sys=tmp_path)
-    assert guest_has(roots, Numbers("c", 10, 229))
-    assert guest_has(roots, Numbers("b", 254, 0))
-    assert not guest_has(roots, Numbers("b", 10, 229))
-    assert not guest_has(roots, Numbers("c", 241, 0))
+    assert guest_path(roots, Numbers("c", 10, 200)) == "/dev/net/tun"
+    assert guest_path(roots, Numbers("b", 254, 0)) == "/dev/vda"
+    assert guest_path(roots, Numbers("b", 10, 200)) is None
+    assert guest_path(roots, Numbers("c", 241, 0)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,12 @@ from agent.core.model import (
     NodeType,
     ProcessRef,
 )
+from agent.handlers.runtime.crun import Crun
 from tests.fakes.bed import FakeBed as Bed
 from tests.fakes.bed import Life
 from tests.fakes.crun import FakeGroup
 from tests.fakes.managers import attached, node
+from tests.fakes.waiting import until
 from tests.unit.handlers.runtime.test_restore import change_state
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
@@ -143,14 +146,159 @@ async def test_a_device_is_released_when_no_grant_of_it_is_left(bed: Bed, life: 
     assert granted_rules(bed.crun.updates()[-1]) == []
 
 
-async def test_a_device_that_has_vanished_can_still_be_kept_or_revoked(
-    bed: Bed, life: Life
-) -> None:
+async def test_a_device_that_is_gone_cannot_be_granted_on(bed: Bed, life: Life) -> None:
     del bed.devices.table["d2"]
-    await life.containers.update(change(devices=grants("d1", "d2", "d3")))
-    assert has(life) == {"d1", "d2", "d3"}
+    before = state(bed, life)
+    with pytest.raises(AgentError) as caught:
+        await life.containers.update(change(devices=grants("d1", "d2", "d3")))
+    assert caught.value.reason is Reason.UNKNOWN_DEVICE
+    assert state(bed, life) == before
     await life.containers.update(change(devices=grants("d1")))
     assert granted_rules(bed.crun.updates()[-1]) == ["c 10:5 rwm"]
+
+
+async def vanish(bed: Bed, life: Life, device: str) -> None:
+    del bed.devices.table[device]
+    life.containers.device_vanished(device)
+    await life.containers.turns.all_done()
+
+
+REVOKED = ("resources-changed", "c1", {"revoked": "d2"})
+
+
+async def test_a_device_that_goes_by_itself_is_revoked_at_once(bed: Bed, life: Life) -> None:
+    """In all containers that have it, before another one comes that gets its numbers."""
+    await life.containers.create(bed.request("sleep 100", id="c2", devices=grants("d2", "d3")))
+    await life.containers.create(bed.request("sleep 100", id="c3", devices=grants("d3")))
+    bed.made.there = {name: {"/dev/d2 b 254:0"} for name in ("c1", "c2")}
+    await vanish(bed, life, "d2")
+    told = sorted(granted_rules(each) for each in bed.crun.updates())
+    assert told == [D3, ["c 10:5 rwm"]]
+    assert bed.made.there == {"c1": set(), "c2": set()}
+    assert has(life) == {"d1"}
+    assert not [held for held in bed.devices.held if held[0] == "d2"]
+    assert ("d3", "container c2") in bed.devices.held
+    assert REVOKED in life.events.published
+    await life.containers.update(change(resources=b"{}"))
+    assert granted_rules(bed.crun.updates()[-1]) == ["c 10:5 rwm"]
+
+
+async def test_it_is_revoked_after_the_update_that_grants_it(bed: Bed, life: Life) -> None:
+    """It went between the hold and the end of the update, in the container's own queue."""
+    updating = asyncio.ensure_future(life.containers.update(change(devices=grants("d1", "d3"))))
+    await until(lambda: ("d3", "container c1") in bed.devices.held)
+    await vanish(bed, life, "d3")
+    assert {grant.device_id for grant in (await updating).devices} == {"d1", "d3"}
+    assert has(life) == {"d1"}
+    assert granted_rules(bed.crun.updates()[-1]) == ["c 10:5 rwm"]
+    assert bed.made.there["c1"] == set()
+
+
+async def test_one_that_goes_while_a_container_is_made_fails_it(
+    bed: Bed, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Crun.create
+
+    async def create(*words: Any) -> int:
+        pid = await made(*words)
+        del bed.devices.table["d3"]
+        life.containers.device_vanished("d3")
+        return pid
+
+    monkeypatch.setattr(Crun, "create", create)
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request(id="c2", devices=grants("d3")))
+    assert caught.value.reason is Reason.UNKNOWN_DEVICE
+    assert [each.id for each in life.containers.list()] == ["c1"]
+
+
+async def test_one_that_cannot_be_revoked_stays_held_and_is_tried_again(
+    bed: Bed, life: Life
+) -> None:
+    """Held, so that its id can't be that of another device; told, so that the host knows."""
+    bed.crun.plan(fail={"update": "write to `cgroup`: no"})
+    await vanish(bed, life, "d2")
+    assert bed.crun.operations().count("update") == 2
+    assert ("d2", "container c1") in bed.devices.held
+    kind, subject, details = life.events.published[-1]
+    assert (kind, subject, details["not_revoked"]) == ("resources-changed", "c1", "d2")
+    assert "no" in details["refused"]
+    with pytest.raises(AgentError):
+        await life.containers.update(change(resources=b"{}"))
+    bed.crun.plan(fail={})
+    await life.containers.update(change(resources=b'{"memory": {"limit": 1}}'))
+    assert granted_rules(bed.crun.updates()[-1]) == ["c 10:5 rwm"]
+    assert ("d2", "container c1") not in bed.devices.held
+    assert life.events.published[-1] == REVOKED
+
+
+async def test_a_node_that_cannot_be_removed_does_not_keep_the_rights(bed: Bed, life: Life) -> None:
+    bed.made.problem = kernel_refused(OSError(30, "unlink", "/dev/d2"), doing="unlink /dev/d2")
+    await vanish(bed, life, "d2")
+    assert granted_rules(bed.crun.updates()[-1]) == ["c 10:5 rwm"]
+    assert ("d2", "container c1") not in bed.devices.held
+    assert REVOKED in life.events.published
+
+
+@pytest.mark.parametrize("reason", ["ended", "stranger"])
+async def test_from_a_container_that_has_ended_nothing_is_revoked(
+    bed: Bed, life: Life, reason: str
+) -> None:
+    if reason == "ended":
+        await life.processes.signal(C1, 9)
+        await life.wait("c1")
+    else:
+        bed.made.stranger = True
+    await vanish(bed, life, "d2")
+    assert bed.crun.updates() == []
+    assert "resources-changed" not in life.events.kinds()
+
+
+async def test_what_went_while_no_agent_was_there_is_revoked_by_the_next(
+    bed: Bed, life: Life
+) -> None:
+    """The devices are restored first, without it; one that comes by the same id is another."""
+    bed.made.there["c1"] = {"/dev/d2 b 254:0"}
+    await life.end()
+    bed.devices.held.clear()
+    gone = bed.devices.table.pop("d2")
+    heir = await bed.start()
+    bed.devices.add(gone)
+    await heir.containers.turns.all_done()
+    assert has(heir) == {"d1"}
+    assert granted_rules(bed.crun.updates()[-1]) == ["c 10:5 rwm"]
+    assert bed.made.there["c1"] == set()
+    assert bed.devices.held == {("d1", "container c1")}
+
+
+async def test_an_unfinished_update_of_devices_that_are_gone(bed: Bed, life: Life) -> None:
+    """One it brought and one it took away: neither comes back."""
+    await life.containers.update(change(devices=grants("d1", "d3")))
+    path = bed.roots.state / "containers/c1.json"
+    new = json.loads(path.read_text())["data"]["granted"]
+    await life.containers.update(change(devices=grants("d1", "d2")))
+    change_state(bed, "containers", "c1", incoming=new, devices=["d1", "d2", "d3"])
+    bed.made.there["c1"] = {"/dev/d2 b 254:0", "/dev/d3 b 254:32", "/dev/d3p1 b 254:33"}
+    for gone in ("d2", "d3"):
+        del bed.devices.table[gone]
+    heir = await bed.restart(life)
+    await heir.containers.turns.all_done()
+    assert has(heir) == {"d1"}
+    assert granted_rules(bed.crun.updates()[-1]) == ["c 10:5 rwm"]
+    assert bed.made.there["c1"] == set()
+
+
+async def test_two_containers_hold_a_device_each_for_itself(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("sleep 100", id="c2", devices=grants("d2")))
+    assert {("d2", "container c1"), ("d2", "container c2")} <= bed.devices.held
+    with pytest.raises(AgentError):
+        await life.containers.update(change(id="c2", devices=grants("d2", "no")))
+    assert ("d2", "container c2") in bed.devices.held
+    await life.containers.update(change(id="c2", devices=()))
+    assert ("d2", "container c2") not in bed.devices.held
+    assert ("d2", "container c1") in bed.devices.held
+    await life.containers.update(change(devices=grants("d1")))
+    assert bed.devices.held == {("d1", "container c1")}
 
 
 async def test_a_device_that_came_back_with_other_numbers(bed: Bed, life: Life) -> None:
@@ -378,12 +526,13 @@ async def test_entries_that_are_left_out_are_told(
     bed: Bed, life: Life, caplog: pytest.LogCaptureFixture, there: bool
 ) -> None:
     """The container starts without them."""
-    if there:
-        (bed.roots.sys / "dev/char/241:0").mkdir(parents=True)
+    device = bed.roots.sys / "dev/char/241:0"
+    device.mkdir(parents=True)
+    (device / "uevent").write_text(f"DEVNAME=vfio/{'45' if there else '0'}\n")
     vfio = {"path": "/dev/vfio/45", "type": "c", "major": 241, "minor": 0}
     spec = {"process": {"args": ["/bin/true"]}, "linux": {"devices": [vfio]}}
     await life.containers.create(bed.request(id="c2", spec=json.dumps(spec).encode()))
-    assert ("no counterpart of /dev/vfio/45 (c 241:0)" in caplog.text) is not there
+    assert ("/dev/vfio/45 (c 241:0) is left out" in caplog.text) is not there
     config = json.loads((bed.roots.bundles / "c2/config.json").read_text())
     paths = [each["path"] for each in config["linux"]["devices"]]
     assert paths == (["/dev/vfio/45"] if there else [])
