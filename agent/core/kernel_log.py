@@ -113,6 +113,8 @@ class KernelLog:
         wanted = _Names(devices)
         found: list[KernelRecord] = []
         for record in self._records:
+            if not wanted.may_be_in(record):
+                continue
             if wanted.discovered_by(record):
                 found.clear()
             if wanted.are_in(record):
@@ -161,6 +163,15 @@ class _Names:
         self._names = frozenset(name for name in names if name)
         words = "|".join(map(re.escape, self._names))
         self._pattern = re.compile(rf"(?<![\w.:-])(?:{words})(?![\w-]|[.:]\w)")
+
+    def may_be_in(self, record: KernelRecord) -> bool:
+        """False for nearly all records, at a tenth of the cost of a look with the pattern:
+        every look at a device without a driver goes through the whole log."""
+        text, device = record.text, record.device
+        for name in self._names:  # noqa: SIM110 - a generator would cost as much as the rest
+            if name in text or device.endswith(name):
+                return True
+        return False
 
     def are_in(self, record: KernelRecord) -> bool:
         if not self._names:

@@ -214,12 +214,12 @@ def _root_directory(tree: SysfsTree, root: PciBus) -> Path | None:
 
 def _missing(tree: SysfsTree, directory: Path, done: PciPath, path: PciPath) -> NotYet:
     functions = [name for name in tree.names(directory.parent) if Bdf.is_name(name)]
-    found = ", ".join(functions) or "no functions"
+    found = ", ".join(functions) or "none"
     reached = f"up to {done.parent}" if done.parent else "not beyond the root bus"
     return NotYet(
         evidence=(
             f"sysfs goes {reached} of the path {path}: no {directory.name} in "
-            f"{tree.devpath(directory.parent)}, which has {found}"
+            f"{tree.devpath(directory.parent)}, which has {found if functions else 'no functions'}"
         ),
         near=(tree.devpath(directory),),
         names=(directory.name,),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import json
 import platform
@@ -9,19 +11,27 @@ import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bench.boot import boot_samples, memory_samples
 from bench.calls import call_samples, health_checks
 from bench.figures import Figure, Sample, gather
+from bench.latency import PORTS, latency_samples
 from bench.plugs import plug_rounds
 from innkeeper.cli import options, output
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import VmSpec, start_vm
 from innkeeper.shim.images import find_image
 from innkeeper.v1 import host_pb2, sandbox_pb2, sandbox_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from grpc import aio
+
+    from innkeeper.shim.client import Vm
 
 _COLUMNS = ("FIGURE", "MEDIAN", "SPREAD", "MIN", "MAX", "SAMPLES", "UNIT")
 _DISK_SIZE = 64 << 20
@@ -37,12 +47,20 @@ class Plan:
     runs: int
     calls: int
     plugs: int
+    latencies: int
+    storms: int
 
 
 def main(  # noqa: PLR0913 - typer makes each parameter an option
     runs: Annotated[int, typer.Option(metavar="N", help="Boots.", min=1)] = 5,
     calls: Annotated[int, typer.Option(metavar="N", help="Health checks in each.", min=1)] = 1000,
     plugs: Annotated[int, typer.Option(metavar="N", help="Plugs in each.", min=1)] = 20,
+    latencies: Annotated[
+        int, typer.Option(metavar="N", help="Plugs of each class, for the agent's part.", min=0)
+    ] = 100,
+    storms: Annotated[
+        int, typer.Option(metavar="N", help="Times that many are plugged at once.", min=1)
+    ] = 3,
     image: options.ImageOption = "cloud",
     accel: options.AccelOption = "auto",
     transport: options.TransportOption = "serial",
@@ -50,7 +68,7 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
         Path, typer.Option("--json", metavar="FILE", help="Where the figures go.")
     ] = Path("build/bench.json"),
 ) -> None:
-    """Measures boots, calls, plugs and memory; prints a table and writes JSON.
+    """Measures boots, calls, plugs, latency and memory; prints a table and writes JSON.
 
     Nothing is asserted: figures depend on the machine, and on what else it does.
     SPREAD is the distance of the quartiles.
@@ -59,9 +77,18 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
     Examples:
       python -m bench
       python -m bench --runs 1 --calls 10000 --transport vhost-user-vsock
-      python -m bench --runs 20 --plugs 1 --json build/boots.json
+      python -m bench --runs 20 --plugs 1 --latencies 0 --json build/boots.json
     """
-    plan = Plan(image=image, accel=accel, transport=transport, runs=runs, calls=calls, plugs=plugs)
+    plan = Plan(
+        image=image,
+        accel=accel,
+        transport=transport,
+        runs=runs,
+        calls=calls,
+        plugs=plugs,
+        latencies=latencies,
+        storms=storms,
+    )
     figures, vm = wait_for(_measure(plan))
     output.table(_COLUMNS, [figure.to_row() for figure in figures])
     json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +105,8 @@ async def _measure(plan: Plan) -> tuple[tuple[Figure, ...], host_pb2.VmDescripti
             output.note(f"run {number} of {plan.runs}")
             vm, taken = await _run(plan, disk)
             samples += taken
+        if plan.latencies:
+            samples += await _latencies(plan, Path(folder))
     return gather(samples), vm
 
 
@@ -96,27 +125,44 @@ def _image_samples(name: str) -> list[Sample]:
 
 async def _run(plan: Plan, disk: Path) -> tuple[host_pb2.VmDescription, list[Sample]]:
     """One boot and all that is measured in it."""
-    vm = await start_vm(
-        VmSpec(
-            name=f"bench-{secrets.token_hex(4)}",
-            image=plan.image,
-            accel=plan.accel,
-            transport=plan.transport,
-            tied=True,
-        )
-    )
-    try:
+    async with _booted(plan, VmSpec(name=_name())) as (vm, channel):
         found = await vm.describe()
+        sandbox = sandbox_pb2_grpc.SandboxStub(channel)
+        request = sandbox_pb2.DescribeSandboxRequest()
+        samples = list(boot_samples(found, await sandbox.Describe(request)))
+        samples += call_samples(await health_checks(channel, plan.calls))
+        samples += await plug_rounds(vm, channel, disk, plan.plugs)
+        samples += memory_samples(await sandbox.Describe(request))
+    return found, samples
+
+
+async def _latencies(plan: Plan, folder: Path) -> list[Sample]:
+    """In a VM of its own, which has a port for each device of a storm."""
+    output.note(f"latency: {plan.latencies} plugs of each class, {plan.storms} storms of each size")
+    async with _booted(plan, VmSpec(name=_name(), ports=PORTS)) as (vm, channel):
+        samples = await latency_samples(
+            vm, channel, folder, rounds=plan.latencies, storms=plan.storms
+        )
+    if not samples:
+        output.warn("no latency: this guest's kernel can't be traced")
+    return samples
+
+
+def _name() -> str:
+    return f"bench-{secrets.token_hex(4)}"
+
+
+@contextlib.asynccontextmanager
+async def _booted(plan: Plan, spec: VmSpec) -> AsyncIterator[tuple[Vm, aio.Channel]]:
+    how = dataclasses.replace(
+        spec, image=plan.image, accel=plan.accel, transport=plan.transport, tied=True
+    )
+    vm = await start_vm(how)
+    try:
         async with vm.channel() as channel:
-            sandbox = sandbox_pb2_grpc.SandboxStub(channel)
-            request = sandbox_pb2.DescribeSandboxRequest()
-            samples = list(boot_samples(found, await sandbox.Describe(request)))
-            samples += call_samples(await health_checks(channel, plan.calls))
-            samples += await plug_rounds(vm, channel, disk, plan.plugs)
-            samples += memory_samples(await sandbox.Describe(request))
+            yield vm, channel
     finally:
         await vm.stop()
-    return found, samples
 
 
 def _record(figures: tuple[Figure, ...], vm: host_pb2.VmDescription) -> dict[str, object]:

@@ -9,19 +9,12 @@ before the kernel's first word, the agent's wait, its answer, the way back.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import TYPE_CHECKING
 
 from bench.figures import Sample, milliseconds
-from innkeeper.cli.descriptors import Collector
-from innkeeper.shim.streams import ProcessStreams, StreamEnds
-from innkeeper.v1 import (
-    containers_pb2,
-    containers_pb2_grpc,
-    types_pb2,
-)
+from bench.guest import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,27 +73,4 @@ def kernel_parts(log: str) -> list[float]:
 
 async def kernel_log(channel: aio.Channel) -> str:
     """What `dmesg` prints in a container that may; empty when it may not after all."""
-    containers = containers_pb2_grpc.ContainersStub(channel)
-    await containers.Create(_dmesg_container())
-    await containers.Start(containers_pb2.StartContainerRequest(id="dmesg"))
-    log, rest = Collector(limit=16 << 20), Collector()
-    process = types_pb2.ProcessRef(container_id="dmesg")
-    await ProcessStreams(channel, process, StreamEnds(stdout=log, stderr=rest)).run()
-    await containers.Remove(containers_pb2.RemoveContainerRequest(id="dmesg"))
-    return log.data.decode(errors="replace")
-
-
-def _dmesg_container() -> containers_pb2.CreateContainerRequest:
-    capabilities = ["CAP_SYSLOG", "CAP_SYS_ADMIN"]
-    process = {
-        "args": ["dmesg"],
-        "cwd": "/",
-        "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
-        "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
-    }
-    return containers_pb2.CreateContainerRequest(
-        id="dmesg",
-        spec=json.dumps({"ociVersion": "1.1.0", "process": process}).encode(),
-        path="/usr/lib/innkeeper/rootfs",
-        writable_layer=True,
-    )
+    return await output_of(channel, "dmesg", "CAP_SYSLOG", "CAP_SYS_ADMIN")

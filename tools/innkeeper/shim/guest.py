@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # its deadline has to pass before ours does.
 _AGENT_FIRST = 1.0
 _SHORT_CALL = 10.0
+# The agent looks through all processes for who uses a device, and lets the kernel take
+# it out; with many at once that takes its time. The caller's own limit ends it sooner.
+_DETACH_CALL = 60.0
 _FIRST_TRY = 2.0
 _BETWEEN_TRIES = 0.1
 _POWER_OFF_CALL = 5.0
@@ -159,7 +162,7 @@ class Guest:
         name = devices_pb2.DetachPhase.Name(phase).rpartition("_")[2].lower()
         await _ask(
             f"detach of device {device_id} ({name})",
-            self._devices.Detach(request, timeout=_SHORT_CALL),
+            self._devices.Detach(request, timeout=_DETACH_CALL),
         )
 
 
