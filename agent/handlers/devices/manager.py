@@ -421,6 +421,17 @@ class DeviceManager:
             raise
 
     async def _users(self, entry: Entry) -> tuple[Holder, ...]:
+        """What the kernel shows of it, and all who use its virtual functions: they go with
+        it, and while one of them is open for user space, the kernel waits for that and lets
+        nothing else on PCI come or go."""
+        found = await self._seen_users(entry)
+        for each in tuple(self._table):
+            if each.physical_function == entry.directory:
+                found += tuple(map(_own_holder, sorted(each.device.users)))
+                found += await self._seen_users(each)
+        return found
+
+    async def _seen_users(self, entry: Entry) -> tuple[Holder, ...]:
         if not entry.is_there(self._tree):
             return ()
         nodes = self._classes[entry.served_by].own_nodes(entry.device)

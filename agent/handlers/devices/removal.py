@@ -53,7 +53,8 @@ async def bring_back(board: HotplugBoard, entry: Entry, deadline: Deadline) -> N
 
 def _removal_file(entry: Entry) -> Path | None:
     if entry.is_function:
-        return entry.directory / "remove"
+        # A virtual function has no such file: its physical function makes and removes it.
+        return None if entry.physical_function else entry.directory / "remove"
     if ScsiName.of(entry.directory.name):
         return entry.directory / "delete"
     return None

@@ -57,6 +57,12 @@ class Entry:
         """Whether it is a PCI function itself, not something behind one."""
         return self.directory.name == self.device.bdf
 
+    @property
+    def physical_function(self) -> Path | None:
+        """Directory of the function that a virtual one belongs to (sysfs-bus-pci: physfn)."""
+        link = self.directory / "physfn"
+        return link.resolve() if link.is_symlink() else None
+
     def is_there(self, tree: SysfsTree) -> bool:
         return tree.instance(self.directory) == self.instance
 

@@ -8,7 +8,8 @@ JSON or escaped, so that no comma in it can become an option.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from innkeeper.shim import topology
@@ -18,6 +19,7 @@ from innkeeper.shim.hardware import Setting
 from innkeeper.shim.spec import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from innkeeper.image.model import Image
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from innkeeper.shim.topology import Topology
 
 PROGRAM = "qemu-system-x86_64"
+QEMU_VARIABLE = "INNKEEPER_QEMU"
 ROOT_SERIAL = "innkeeper-root"
 MEMORY_ID = "memory"
 
@@ -49,6 +52,11 @@ _UNSIGNED_CPU = "max,hypervisor=off"
 
 # QEMU may not gain privileges or start programs, whatever a guest makes of it.
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny"
+
+
+def program(environ: Mapping[str, str] = os.environ) -> str:
+    """The QEMU that `INNKEEPER_QEMU` names (on PATH, or by its absolute path), else PATH's own."""
+    return environ.get(QEMU_VARIABLE) or PROGRAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,7 @@ class MachineShape:
     iommu: bool = False
     cold: tuple[str, ...] = ()
     """Options of the hardware that is in its ports from the start."""
+    program: str = field(default_factory=program)
 
     @property
     def setting(self) -> Setting:
@@ -106,7 +115,7 @@ class MachineShape:
     def argv(self, pipes: Pipes) -> tuple[str, ...]:
         """Program and arguments."""
         return (
-            PROGRAM,
+            self.program,
             *("-name", _escape(f"innkeeper-{self.name}")),
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
             *("-sandbox", _SANDBOX),

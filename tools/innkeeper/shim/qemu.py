@@ -18,7 +18,7 @@ from innkeeper.shim import commands
 from innkeeper.shim.console import Console
 from innkeeper.shim.errors import Reason, ShimError, with_tail
 from innkeeper.shim.logs import tail
-from innkeeper.shim.machine import PROGRAM, MachineShape, Pipes
+from innkeeper.shim.machine import PROGRAM, QEMU_VARIABLE, MachineShape, Pipes
 from innkeeper.shim.qmp import Monitor
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Qemu:
         Raises HOST_LACKS without QEMU, and QEMU_GONE with QEMU's own words when
         it refused its command line. The caller must `end()` what it gets.
         """
-        require_program(PROGRAM, "qemu-system-x86")
+        require_program(shape.program, "qemu-system-x86")
         ours, theirs = socket.socketpair()
         with theirs:
             qemu = await cls._spawn(shape, theirs, log)
@@ -151,11 +151,15 @@ class Qemu:
 
 
 def require_program(program: str, package: str) -> None:
-    """Raises HOST_LACKS with the package to install."""
-    if shutil.which(program) is None:
-        raise ShimError(
-            Reason.HOST_LACKS,
-            f"{program}: no such program",
-            hint=f"install it with: apt install {package}",
-            fields={"program": program},
-        )
+    """Raises HOST_LACKS with the way out: another name, or the package to install."""
+    if shutil.which(program) is not None:
+        return
+    hint = f"install it with: apt install {package}"
+    if program != PROGRAM:
+        hint = f"{QEMU_VARIABLE} must name a program on PATH, or one by its absolute path"
+    raise ShimError(
+        Reason.HOST_LACKS,
+        f"{program}: no such program",
+        hint=hint,
+        fields={"program": program},
+    )

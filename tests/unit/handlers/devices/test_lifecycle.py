@@ -202,6 +202,39 @@ async def test_what_the_guest_cannot_let_go_of_says_so(
     await lab.devices.release_device("r1")
 
 
+async def test_a_virtual_function_is_not_taken_out(lab: DeviceBench) -> None:
+    """The kernel gives it no `remove` (pci_iov_add_virtfn): its physical function makes and
+    removes it, so it stays until that has, and a detach can be cancelled."""
+    function = lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0" / BDF
+    lab.sysfs.link(function / "physfn", "../0000:01:00.1")
+    await lab.devices.attach(RNG)
+    await lab.devices.prepare_detach("r1")
+    assert (function.is_dir(), lab.guest.files.writes) == (True, [])
+    await lab.devices.cancel_detach("r1")
+    assert lab.devices.get("r1").state is DeviceState.ATTACHED
+    await lab.devices.prepare_detach("r1")
+    lab.guest.announce("remove", function, "pci")
+    lab.sysfs.remove(function)
+    await lab.devices.detach("r1", 30.0)
+
+
+async def test_who_uses_a_virtual_function_uses_the_card(
+    lab: DeviceBench, switched: Switched
+) -> None:
+    """Taking the card out would wait, in the kernel, for whoever has a function of it open."""
+    card = lab.sysfs.function(lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0", "0000:01:00.1")
+    function = lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0" / BDF
+    lab.sysfs.link(function / "physfn", str(card))
+    await lab.devices.attach(RNG)
+    address = parse_address("02/00.1")
+    await lab.devices.attach(DeviceRequest(id="card", address=address, kind=RngExpectation()))
+    lab.devices.hold("r1", "container web")
+    error = await refused(lab.devices.prepare_detach("card"), Reason.STILL_IN_USE)
+    assert json.loads(error.fields["holders"]) == [{"kind": "container", "name": "web"}]
+    lab.devices.release("r1", "container web")
+    await lab.devices.prepare_detach("card")
+
+
 async def test_a_removal_that_the_kernel_refuses_leaves_it_usable(
     lab: DeviceBench, switched: Switched
 ) -> None:

@@ -60,8 +60,8 @@ class Cpus(Hardware):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedCpus(Cpus):
-    """Under TCG they come for good: QEMU 7.2 ends with a corrupted heap soon after the
-    unplug of one (seen twice)."""
+    """Under TCG they come for good: QEMU (seen with 7.2 and 10.0) ends with a corrupted
+    heap at a plug that follows the unplug of one."""
 
     not_removable: ClassVar[str] = "QEMU can't unplug an emulated CPU without harm (TCG)"
 

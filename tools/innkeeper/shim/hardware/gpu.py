@@ -23,8 +23,8 @@ def parse(message: host_pb2.Gpu, _device_id: str, _setting: Setting) -> Hardware
 class BochsDisplay(Hardware):
     """A frame buffer: a card node, no render node.
 
-    Its registers hold references to it in QEMU before 9.2: it leaves the machine, and
-    DEVICE_DELETED never comes. QEMU then also ends itself when another is put into
+    Something in QEMU (seen with 7.2 and 10.0) keeps a reference to it: it leaves the machine,
+    and DEVICE_DELETED never comes. QEMU then also ends itself when another is put into
     the same port, since the old one's memory has that name still.
     """
 
