@@ -222,7 +222,6 @@ def _missing(tree: SysfsTree, directory: Path, done: PciPath, path: PciPath) -> 
             f"{tree.devpath(directory.parent)}, which has {found if functions else 'no functions'}"
         ),
         near=(tree.devpath(directory),),
-        names=(directory.name,),
         facts=(("reached", str(done.parent or path.root)), ("children", found)),
         hint="is it plugged into the port that this path names? The kernel has not seen it",
     )

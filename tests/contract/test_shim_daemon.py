@@ -34,6 +34,7 @@ from innkeeper.shim.statedir import is_locked
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 from tests.conftest import ROOT
 from tests.fakes.plugs import disk_plug
+from tests.fakes.qemu_program import CONSOLE
 
 pytestmark = [pytest.mark.contract, pytest.mark.operations]
 
@@ -336,6 +337,9 @@ async def test_a_qemu_that_dies_fails_calls_in_progress_with_its_end(host: Host)
     assert "innkeeper: booted" in told.message
     await daemon.ended()
     assert host.everything() == [".failed"]
+    with raises(Reason.UNKNOWN_VM) as errors:
+        find_vm("web", host.state)
+    assert f"that failed: {host.state.failed('web')}; none runs" in errors[0].hint
 
 
 async def test_a_guest_that_powers_itself_off_is_no_failure(host: Host) -> None:
@@ -435,3 +439,35 @@ async def test_a_vm_that_was_stopped_meanwhile_is_unknown(host: Host) -> None:
     with raises(Reason.UNKNOWN_VM):
         await vm.describe()
     assert await vm.stop() is False
+
+
+async def test_a_call_in_progress_is_told_that_the_vm_was_stopped(host: Host) -> None:
+    """And not all that the console said: nothing went wrong."""
+    vm = await host.start()
+    async with vm.channel() as channel:
+        hang = asyncio.ensure_future(method(channel, "/test.Proxied/Hang")(b""))
+        assert await method(channel, "/test.Proxied/Echo")(b"hi") == b"hi"
+        await vm.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await hang
+    told = ShimError.from_call(caught.value)
+    assert told is not None
+    assert (told.reason, told.message) == (Reason.STOPPING, "VM web: was stopped")
+
+
+async def test_all_of_the_console_is_in_its_log_after_the_end(host: Host) -> None:
+    vm = await host.start()
+    log = vm.directory / "console.log"
+    seen = log.open("rb")
+    await vm.stop()
+    with seen:
+        assert seen.read() == b"".join(CONSOLE)
+
+
+@pytest.mark.parametrize("grace", [float("nan"), float("inf"), -1.0, 1e9])
+async def test_an_impossible_grace_ends_nothing(host: Host, grace: float) -> None:
+    """gRPC takes such a deadline for one that has passed: the daemon was killed for silence."""
+    async with running(host) as vm:
+        with raises(Reason.BAD_FIELD):
+            await vm.end(grace)
+        assert (await vm.describe()).state == "running"

@@ -27,12 +27,12 @@ class FakeUsers:
 
     def __init__(self) -> None:
         self.found: tuple[Holder, ...] = ()
-        self.asked: list[str] = []
+        self.nodes: dict[str, list[str]] = {}
 
     async def of(
         self, device: AttachedDevice, nodes: Iterable[DeviceNode], deadline: Deadline
     ) -> tuple[Holder, ...]:
-        self.asked.append(device.request.id)
+        self.nodes[device.request.id] = [Path(node.path).name for node in nodes]
         return self.found
 
 

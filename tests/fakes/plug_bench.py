@@ -21,7 +21,7 @@ from tests.fakes.qmp import FakeQmp, connected
 
 LIMIT = 10.0
 GIB = 1 << 30
-SETTING = Setting(vm="web", max_memory=4 * GIB, nvdimm=True, more_cpus=4)
+SETTING = Setting(vm="web", max_memory=4 * GIB, room=3 * GIB, nvdimm=True, more_cpus=4)
 
 
 @dataclass(slots=True)
@@ -30,9 +30,13 @@ class PlugBench:
 
     qemu: FakeQmp
     guest: FakeGuestDevices
-    ports: PortPool
+    table: Table
     plugger: Plugger
     content: host_pb2.DiskFile
+
+    @property
+    def ports(self) -> PortPool:
+        return self.table.ports
 
     async def plug(self, device_id: str = "data", timeout: float = LIMIT) -> str:
         usable = await self.plugger.plug((self.wanted(device_id),), timeout)
@@ -83,7 +87,8 @@ async def plug_bench(folder: Path) -> AsyncIterator[PlugBench]:
     ports = PortPool(ports=topology.build(Layout(ports=2)).ports)
     before = asyncio.all_tasks()
     async with connected(qemu) as monitor:
-        plugger = Plugger(monitor, guest, Table(ports))
-        yield PlugBench(qemu, guest, ports, plugger, host_pb2.DiskFile(file=str(image)))
+        table = Table(ports)
+        plugger = Plugger(monitor, guest, table)
+        yield PlugBench(qemu, guest, table, plugger, host_pb2.DiskFile(file=str(image)))
         await plugger.close()
     assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()

@@ -15,7 +15,6 @@ import re
 import socket
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -82,9 +81,8 @@ class Machine:
         words = " ".join(argv)
         self.mode = mode
         self._monitor = socket.socket(fileno=_number(words, r"id=monitor,fd=(\d+)"))
-        self._console = socket.socket(fileno=_number(words, r"id=console,fd=(\d+)"))
+        self._console = _number(words, r"-add-fd fd=(\d+),set=1")
         self._port = _text(words, r"socket,id=agent0,path=([^,]+)")
-        self._log = _text(words, r"logfile=(\S+)")
         self._qmp = FakeQmp()
         self._off = asyncio.Event()
 
@@ -142,10 +140,8 @@ class Machine:
         self._server = server
 
     def _say(self, *lines: bytes) -> None:
-        with Path(self._log).open("ab") as log:
-            for line in lines:
-                log.write(line)
-                self._console.sendall(line)
+        for line in lines:
+            os.write(self._console, line)
 
 
 class _Port:

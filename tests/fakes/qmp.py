@@ -140,6 +140,11 @@ class FakeQmp:
     def _do_query_hotpluggable_cpus(self, _arguments: dict[str, Any]) -> object:
         return self.cpus
 
+    def _do_query_memory_devices(self, _arguments: dict[str, Any]) -> object:
+        memory = [each for each in self.devices.values() if "memdev" in each]
+        sizes = {each["id"]: self.objects[each["memdev"]]["size"] for each in memory}
+        return [{"type": "dimm", "data": {"id": id_, "size": sizes[id_]}} for id_ in sizes]
+
     def _do_device_add(self, arguments: dict[str, Any]) -> None:
         self._add_device(arguments)
 

@@ -47,6 +47,16 @@ ATTACHED = devices_pb2.AttachedDevice(
 )
 
 
+PLUGGED = host_pb2.PluggedDevice(
+    id="data",
+    pci_path="02/00",
+    source="/disks/data.img",
+    state="plugged",
+    model="virtio-blk",
+    port="port0",
+)
+
+
 async def refuse(
     context: aio.ServicerContext[Any, Any],
     code: grpc.StatusCode,
@@ -75,6 +85,10 @@ class FakeGuest:
     unplugged: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     """Changes of containers, storages and devices, in their order."""
+    hardware: list[host_pb2.PluggedDevice] = field(default_factory=lambda: [PLUGGED])
+    attached: list[devices_pb2.AttachedDevice] = field(default_factory=lambda: [ATTACHED])
+    answers: dict[str, object] = field(default_factory=dict)
+    """QEMU's, by the question."""
     away: str = ""
     """Why the agent is away, when it is."""
     stopped: bool = False
@@ -176,10 +190,21 @@ class _Sandbox:
 
 
 class _Devices:
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+
     async def List(  # noqa: N802 - gRPC's name
         self, request: devices_pb2.ListDevicesRequest, context: object
     ) -> devices_pb2.ListDevicesResponse:
-        return devices_pb2.ListDevicesResponse(devices=[ATTACHED])
+        return devices_pb2.ListDevicesResponse(devices=self._guest.attached)
+
+    async def Holders(  # noqa: N802 - gRPC's name
+        self, request: devices_pb2.DeviceHoldersRequest, context: aio.ServicerContext[Any, Any]
+    ) -> devices_pb2.DeviceHoldersResponse:
+        if request.id not in {each.device.id for each in self._guest.attached}:
+            code = grpc.StatusCode.NOT_FOUND
+            await refuse(context, code, f"no device {request.id}", "UNKNOWN_DEVICE")
+        return devices_pb2.DeviceHoldersResponse()
 
     async def Get(  # noqa: N802 - gRPC's name
         self, request: devices_pb2.GetDeviceRequest, context: aio.ServicerContext[Any, Any]
@@ -231,15 +256,12 @@ class _Host:
     async def ListPlugged(  # noqa: N802 - gRPC's name
         self, request: host_pb2.ListPluggedRequest, context: object
     ) -> host_pb2.ListPluggedResponse:
-        device = host_pb2.PluggedDevice(
-            id="data",
-            pci_path="02/00",
-            source="/disks/data.img",
-            state="plugged",
-            model="virtio-blk",
-            port="port0",
-        )
-        return host_pb2.ListPluggedResponse(devices=[device])
+        return host_pb2.ListPluggedResponse(devices=self._guest.hardware)
+
+    async def Query(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.QueryQemuRequest, context: object
+    ) -> host_pb2.QueryQemuResponse:
+        return host_pb2.QueryQemuResponse(answer=json.dumps(self._guest.answers[request.command]))
 
 
 @contextlib.asynccontextmanager
@@ -269,7 +291,7 @@ def _services(guest: FakeGuest) -> list[tuple[ServiceDescriptor, object]]:
         (containers_pb2.DESCRIPTOR.services_by_name["Containers"], _Containers(guest)),
         (storages_pb2.DESCRIPTOR.services_by_name["Storages"], _Storages(guest)),
         (sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"], _Sandbox(guest)),
-        (devices_pb2.DESCRIPTOR.services_by_name["Devices"], _Devices()),
+        (devices_pb2.DESCRIPTOR.services_by_name["Devices"], _Devices(guest)),
         (host_pb2.DESCRIPTOR.services_by_name["Host"], _Host(guest)),
     ]
 

@@ -39,8 +39,8 @@ _VIRTIO_FAILED = 0x80
 _BARS = 6
 
 _NO_DRIVER = (
-    "no driver takes it: build the image with the driver's --module or --package, "
-    "or name the module in load_modules"
+    "no driver takes it: the image's flavour 'generic' has more of them; or build the image "
+    "with the driver's --module or --package, or name the module in load_modules"
 )
 _OTHER_KIND = "it has a driver, which makes no such part: is it a device of the kind asked for?"
 
@@ -112,7 +112,7 @@ class DeviceClass(ABC, Generic[E]):
 def describe(tree: SysfsTree, place: Place) -> str:
     """A place for people: address, ids, driver and what is below it."""
     driver = tree.link_name(place.directory / "driver")
-    below = [_child(tree, path) for path in children(tree, place.directory)]
+    below = [_child(tree, path) for path in _devices(tree, place.directory)]
     return (
         f"{_what(tree, place)} is there, "
         f"{f'its driver is {driver}' if driver else 'it has no driver'}, "

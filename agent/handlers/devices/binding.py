@@ -106,16 +106,14 @@ async def switch(
     Raises MODULE_REFUSED (no such driver), `refusal` (the driver does not take it, with the
     kernel log's lines), KERNEL_REFUSED, OPERATION_TIMED_OUT, DEVICE_FAILED (it went away).
     """
-    if driver is not None:
-        await have_driver(hands, driver, deadline)
+    former = await before(hands, function, driver, deadline)
     binding = _Binding(hands=hands, directory=function.directory, deadline=deadline)
-    former = replace(await binding.former(), given_to=driver or "")
-    if _is_as_wanted(former, driver):
+    if not former.changed:
         if driver is not None:
             await binding.settle(driver, refusal)
         elif not former.driver:
             await binding.find_driver()
-        return replace(former, changed=False)
+        return former
     undo.push(
         f"give {former.bdf} back to {former.driver or 'no driver'}",
         lambda: give_back(hands, former, Deadline.after(GIVE_BACK_WITHIN)),
@@ -125,6 +123,18 @@ async def switch(
     else:
         await binding.give_to(driver, refusal)
     return former
+
+
+async def before(
+    hands: Hands, function: PciFunction, driver: str | None, deadline: Deadline
+) -> Former:
+    """The function as it is, and whether `switch` will change it; raises as that does."""
+    if driver is not None:
+        await have_driver(hands, driver, deadline)
+    binding = _Binding(hands=hands, directory=function.directory, deadline=deadline)
+    former = await binding.former()
+    wanted = _is_as_wanted(former, driver)
+    return replace(former, given_to=driver or "", changed=not wanted)
 
 
 async def give_back(hands: Hands, former: Former, deadline: Deadline) -> None:

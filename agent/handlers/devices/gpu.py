@@ -76,6 +76,8 @@ class GpuDevices(DeviceClass[GpuExpectation]):
             partial(placed.release, owner, partial(_is_known, job.hands), before),
         )
         if isinstance(planned, Planned):
+            # What is made is listed elsewhere; this has the next agent look at that list.
+            job.note({"files": owner})
             placed.place(owner, planned.files)
         return Taken(sighting=await job.until(self.probe))
 

@@ -19,7 +19,7 @@ from agent.core.verdict import NotYet, Ready, Verdict
 from agent.handlers.devices.base import Found, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from agent.core.addresses import Address
@@ -99,6 +99,12 @@ class Job(Generic[E]):
     hands: Hands
     deadline: Deadline
     undo: UndoStack
+    note: Callable[[Mapping[str, str]], None] = lambda _: None
+    """To be called before a change, with what `give_back` needs to know of it (as in
+    `Taken.kept`): an agent that dies in between has it taken back by the next one."""
+    claim: Callable[[Path], None] = lambda _: None
+    """To be called before that, with the directory of what is changed; raises ADDRESS_IN_USE
+    when it is, or carries, another device, by whatever address."""
 
     async def until(self, probe: Callable[[SysfsTree, Place, E], Verdict[Found]]) -> Sighting:
         """Until there is a place at the address whose probe is Ready."""

@@ -11,24 +11,23 @@ table as VANISHED until it is detached.
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Reason, exhausted, invalid, wrong_state
-from agent.core.holding import Holder, HolderKind
 from agent.core.inflight import InFlight
 from agent.core.kinds import MigProfile, Mode
-from agent.core.model import AttachedDevice, DeviceNode, DeviceRequest, DeviceState
+from agent.core.model import AttachedDevice, DeviceRequest, DeviceState
 from agent.core.names import check_id
 from agent.core.undo import UndoStack
-from agent.core.verdict import NotYet, Ready, Verdict
 from agent.handlers.devices import CLASSES
 from agent.handlers.devices.attached import entry_of
 from agent.handlers.devices.base import DeviceClass, refused
+from agent.handlers.devices.changes import Change, Changes
 from agent.handlers.devices.gpus.mig import set_mig
 from agent.handlers.devices.job import Hands, Job
 from agent.handlers.devices.modes import (
@@ -37,16 +36,19 @@ from agent.handlers.devices.modes import (
     switch_back,
     switch_driver,
 )
-from agent.handlers.devices.removal import bring_back, take_out
+from agent.handlers.devices.nodes import nodes_below
+from agent.handlers.devices.removal import bring_back, probe_gone, take_out
 from agent.handlers.devices.table import Entry, Table, address_in_use, refuse_held, repeated
+from agent.handlers.devices.usage import HolderScan, NobodyHolds, own_holder, stacked, still_used
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from pathlib import Path
 
     from agent.core.events import EventLog
+    from agent.core.holding import Holder
     from agent.core.hotplug import HotplugBoard
     from agent.core.state import StateStore
-    from agent.core.tree import SysfsTree
     from agent.linux.uevents import Uevent
 
 log = logging.getLogger(__name__)
@@ -56,31 +58,8 @@ DEFAULT_TIMEOUT = 10.0
 DEVICE_LIMIT = 1024
 """Devices in the table; a PCI tree of a VM ends long before."""
 
-# What the server lets through of one field is 800 bytes.
-_HOLDERS_BYTES = 780
-
 # The kernel announces a removal a moment before sysfs shows it.
 _CONFIRM_SECONDS = 1.0
-
-
-class HolderScan(Protocol):
-    """Who uses a device, as the kernel shows it (`usage.py`)."""
-
-    async def of(
-        self, device: AttachedDevice, nodes: Iterable[DeviceNode], deadline: Deadline
-    ) -> tuple[Holder, ...]: ...
-
-
-class NobodyHolds:
-    """For a guest in which nothing can hold a device."""
-
-    async def of(
-        self,
-        device: AttachedDevice,  # noqa: ARG002 - a Protocol's
-        nodes: Iterable[DeviceNode],  # noqa: ARG002 - a Protocol's
-        deadline: Deadline,  # noqa: ARG002 - a Protocol's
-    ) -> tuple[Holder, ...]:
-        return ()
 
 
 class DeviceManager:
@@ -103,6 +82,8 @@ class DeviceManager:
         self._classes = _by_name(classes)
         self._holders = holders or NobodyHolds()
         self._table = Table(state)
+        self._changes = Changes(state)
+        self._claims: dict[Path, str] = {}
         self._hands = Hands(board=board, peer=self._peer, others=self._known)
         self._attaching: InFlight[DeviceRequest, AttachedDevice] = InFlight("device")
         self._changing: InFlight[object, None] = InFlight("device")
@@ -130,7 +111,7 @@ class DeviceManager:
         """Who uses a device: those whom the agent gave it to, and what the kernel shows."""
         entry = self._table.entry(device_id)
         found = await self._users(entry)
-        return (*map(_own_holder, sorted(entry.device.users)), *found)
+        return (*map(own_holder, sorted(entry.device.users)), *found)
 
     async def attach(self, request: DeviceRequest) -> AttachedDevice:
         """Make the device usable, and enter it in the table.
@@ -169,7 +150,8 @@ class DeviceManager:
             return  # another call was first
         if current.device.state is DeviceState.ATTACHED:
             raise wrong_state(f"the detachment of {device_id} was cancelled", id=device_id)
-        self._drop(entry)
+        await self._give_back_rest(current)
+        self._drop(current)
 
     async def cancel_detach(self, device_id: str) -> None:
         """Take `prepare_detach` back: the host could not or did not unplug the device."""
@@ -228,11 +210,18 @@ class DeviceManager:
             self._table.set_users(entry, entry.device.users - {user})
 
     async def restore(self) -> None:
-        """Take over what an earlier agent saved; devices that are gone since are dropped."""
+        """Take over what an earlier agent saved; devices that are gone since are dropped.
+
+        What it was in the middle of is taken back: a device that it was preparing, switching
+        or giving back when it died is as it was before, and the host asks again.
+        """
         for device_id, entry in self._table.load(self._tree):
             self._events.publish("device-lost", device_id, entry.place() if entry else {})
         for found in self._table:
             self._classes[found.served_by].restored(found.device, found.kept)
+        for change in self._changes.take_over():
+            await self._take_back(change)
+        await asyncio.gather(*map(self._stay, filter(self._is_half_way, self._table)))
 
     async def close(self) -> None:
         """Stop the checks that are under way."""
@@ -247,14 +236,28 @@ class DeviceManager:
         self._refuse_awaited(request)
         if len(self._table) >= DEVICE_LIMIT:
             raise exhausted(f"{DEVICE_LIMIT} devices are attached", reason=Reason.LIMIT_REACHED)
+        if (vanished := self._table.find(request.id)) is not None:
+            await self._give_back_rest(vanished)
         deadline = Deadline.of_request(request.timeout, self._default_timeout)
-        async with UndoStack(f"attach device {request.id}") as undo:
+        async with self._changing_of(request.id, "attach") as undo:
             entry = await self._take(request, deadline, undo)
             self._table.refuse_same(entry)
+            self._refuse_claimed(entry)
             self._table.put(entry)
             undo.commit()
         self._events.publish("device-attached", request.id, entry.place())
         return entry.device
+
+    @contextlib.asynccontextmanager
+    async def _changing_of(self, device_id: str, doing: str) -> AsyncIterator[UndoStack]:
+        """Undone at the end unless committed; what was noted until then is needed no more."""
+        try:
+            async with UndoStack(f"{doing} device {device_id}") as undo:
+                yield undo
+        finally:
+            self._changes.forget(device_id)
+            for place in [key for key, owner in self._claims.items() if owner == device_id]:
+                del self._claims[place]
 
     async def _take(
         self,
@@ -275,6 +278,8 @@ class DeviceManager:
             hands=self._hands,
             deadline=deadline,
             undo=undo,
+            note=partial(self._changes.note, request, device_class.name),
+            claim=partial(self._claim, request),
         )
         switched = await switch_driver(job, mode)
         taken = await device_class.take(job)
@@ -300,7 +305,7 @@ class DeviceManager:
         self._table.mark(entry, DeviceState.LEAVING)
         await self._refuse_used(entry)
         try:
-            async with UndoStack(f"switch device {device_id}") as undo:
+            async with self._changing_of(device_id, "switch") as undo:
                 changed = await self._switch(entry, mode, deadline, undo)
                 self._table.put(changed)
                 undo.commit()
@@ -321,6 +326,19 @@ class DeviceManager:
         await self._give_back(entry)
         return await self._take(request, deadline, undo, mode=mode_after)
 
+    def _claim(self, request: DeviceRequest, directory: Path) -> None:
+        """One device at a time is changed at a place: another one that is attached to it, or
+        is about to be, would have its driver taken from under it."""
+        if self._claims.setdefault(directory, request.id) != request.id:
+            raise address_in_use(request.address, self._claims[directory])
+        self._table.refuse_at(request, directory)
+
+    def _refuse_claimed(self, found: Entry) -> None:
+        """What was found there may be gone when the one who changes it is done."""
+        for place, owner in self._claims.items():
+            if owner != found.id and found.directory.is_relative_to(place):
+                raise address_in_use(found.device.request.address, owner)
+
     def _peer(self, device_id: str) -> DeviceRequest | AttachedDevice | None:
         entry = self._table.find(device_id)
         return entry.device if entry else self._attaching.requests().get(device_id)
@@ -338,13 +356,16 @@ class DeviceManager:
     async def _prepare(self, device_id: str) -> None:
         entry = self._table.entry(device_id)
         await self._refuse_given(entry)
-        if entry.device.state is not DeviceState.ATTACHED:
+        state = entry.device.state
+        leaving = state is DeviceState.LEAVING
+        if state is DeviceState.VANISHED or (leaving and not entry.is_there(self._tree)):
             return
+        # One that is leaving and still there was not let go of wholly: all of it once more.
         if why := self._classes[entry.served_by].removable(entry.device):
             raise refused(entry.device, why, Reason.NOT_REMOVABLE)
         # From here on nobody new comes in, so that the list of users stays true.
         entry = self._table.mark(entry, DeviceState.LEAVING)
-        await self._refuse_used(entry)
+        await self._refuse_used(entry, state)
         try:
             await self._let_go(entry)
         except BaseException:
@@ -380,7 +401,7 @@ class DeviceManager:
         deadline = Deadline.after(self._default_timeout)
         if not stayed:
             await bring_back(self._board, entry, deadline)
-        async with UndoStack(f"bring device {entry.id} back") as undo:
+        async with self._changing_of(entry.id, "bring back") as undo:
             found = await self._take(entry.device.request, deadline, undo, mode=entry.mode)
             # Of a function that stayed, what it was before the first time is what it goes
             # back to; one that came back begins anew.
@@ -393,50 +414,62 @@ class DeviceManager:
         await self._refuse_given(entry)
         if entry.device.state is DeviceState.ATTACHED:
             entry = self._table.mark(entry, DeviceState.LEAVING)
-            await self._refuse_used(entry)
+            if self._was_changed(entry):
+                await self._refuse_used(entry)
             try:
                 await self._give_back(entry)
             except BaseException:
                 await self._stay(entry)
                 raise
+        else:
+            await self._give_back_rest(entry)
         self._drop(entry)
+
+    def _was_changed(self, entry: Entry) -> bool:
+        """Whether there is anything to give back: if not, a device that stays may be forgotten
+        under its users."""
+        changes = type(self._classes[entry.served_by]).give_back is not DeviceClass.give_back
+        return changes or bool(entry.kept) or entry.mode is not None
 
     async def _refuse_given(self, entry: Entry) -> None:
         """Before anything else: those whom the agent gave it to keep it, and all are named."""
         if entry.device.users:
-            raise _still_used(entry.device, await self.holders(entry.id))
+            raise still_used(entry.device, await self.holders(entry.id))
 
-    async def _refuse_used(self, entry: Entry) -> None:
+    async def _refuse_used(self, entry: Entry, former: DeviceState = DeviceState.ATTACHED) -> None:
         """Nothing of the device was changed so far, so it is not looked for anew: whoever
         uses it may have put it where that fails (a network namespace)."""
         try:
             if found := await self._users(entry):
-                raise _still_used(entry.device, found)
+                raise still_used(entry.device, found)
         except BaseException:
             current = self._table.entry(entry.id)
             if current.is_there(self._tree):
-                self._table.mark(current, DeviceState.ATTACHED)
+                self._table.mark(current, former)
             else:
                 self._mark_vanished(current)
             raise
 
     async def _users(self, entry: Entry) -> tuple[Holder, ...]:
-        """What the kernel shows of it, and all who use its virtual functions: they go with
-        it, and while one of them is open for user space, the kernel waits for that and lets
-        nothing else on PCI come or go."""
+        """What the kernel shows of it, and all who use what goes with it: disks behind an
+        adapter, virtual functions. While one of those is open for user space, the kernel
+        waits for that and lets nothing else on PCI come or go."""
         found = await self._seen_users(entry)
         for each in tuple(self._table):
-            if each.physical_function == entry.directory:
-                found += tuple(map(_own_holder, sorted(each.device.users)))
-                found += await self._seen_users(each)
+            if each.goes_with(entry):
+                given = (*stacked(each, entry), *map(own_holder, sorted(each.device.users)))
+                more = (*given, *await self._seen_users(each))
+                found += tuple(holder for holder in more if holder not in found)
         return found
 
     async def _seen_users(self, entry: Entry) -> tuple[Holder, ...]:
         if not entry.is_there(self._tree):
             return ()
-        nodes = self._classes[entry.served_by].own_nodes(entry.device)
+        # What has come below it since it was attached is in use as much as what was there.
+        now, _ = nodes_below(self._tree, entry.directory)
+        own = self._classes[entry.served_by].own_nodes(entry.device)
         deadline = Deadline.after(self._default_timeout)
-        return await self._holders.of(entry.device, nodes, deadline)
+        return await self._holders.of(entry.device, dict.fromkeys((*own, *now)), deadline)
 
     async def _give_back(self, entry: Entry) -> None:
         """Whatever was changed for it: by its class, and by a switch of its driver."""
@@ -444,11 +477,37 @@ class DeviceManager:
         await device_class.give_back(self._hands, entry.device, entry.kept)
         await switch_back(self._hands, entry.kept)
 
+    async def _give_back_rest(self, entry: Entry) -> None:
+        """Of a device that is forgotten whatever comes: others of its group, or links that
+        were made for it, outlive it. Most often that is done already."""
+        try:
+            await self._give_back(entry)
+        except AgentError as error:
+            log.warning("device %s could not be given back wholly: %s", entry.id, error)
+
+    async def _take_back(self, change: Change) -> None:
+        """What an earlier agent changed for a device, and had not entered in the table."""
+        device_id = change.device.request.id
+        entry = self._table.find(device_id)
+        if entry is not None and entry.device.state is DeviceState.ATTACHED:
+            return
+        log.warning("device %s: an earlier agent died while it changed it", device_id)
+        try:
+            await self._classes[change.served_by].give_back(self._hands, change.device, change.kept)
+            await switch_back(self._hands, change.kept)
+        except AgentError as error:
+            log.warning("device %s: what was changed stays so: %s", device_id, error)
+
+    def _is_half_way(self, entry: Entry) -> bool:
+        return entry.device.state is DeviceState.LEAVING and entry.is_there(self._tree)
+
     async def _wait_gone(self, entry: Entry, deadline: Deadline) -> None:
         what = f"removal of device {entry.id} at {entry.device.request.address}"
-        await self._hands.wait(what, partial(_probe_gone, entry), deadline)
+        await self._hands.wait(what, partial(probe_gone, entry), deadline)
 
     def _drop(self, entry: Entry) -> None:
+        if self._table.find(entry.id) is None:
+            return  # another call was first
         self._table.drop(entry)
         self._events.publish("device-detached", entry.id, entry.place())
 
@@ -502,53 +561,3 @@ def _by_name(classes: Iterable[DeviceClass[Any]]) -> dict[str, DeviceClass[Any]]
                 raise ValueError(f"two device classes serve {each.expectation.__name__}")
         table[each.name] = each
     return table
-
-
-def _probe_gone(entry: Entry, tree: SysfsTree) -> Verdict[None]:
-    if not entry.is_there(tree):
-        return Ready(None)
-    driver = tree.link_name(entry.directory / "driver")
-    return NotYet(
-        evidence=(
-            f"sysfs still has {entry.directory.name}, "
-            f"{f'bound to {driver}' if driver else 'without a driver'}"
-        ),
-        near=(tree.devpath(entry.directory),),
-        names=(entry.directory.name,),
-        facts=(("driver", driver or "none"),),
-        reason=Reason.DEVICE_STILL_PRESENT,
-    )
-
-
-def _own_holder(user: str) -> Holder:
-    """Users are noted as "storage ID" and "container ID"."""
-    kind, _, name = user.partition(" ")
-    return Holder(kind=HolderKind(kind), name=name)
-
-
-def _still_used(device: AttachedDevice, holders: tuple[Holder, ...]) -> AgentError:
-    first = ", ".join(map(str, holders[:3]))
-    more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""
-    given = {"users": ", ".join(sorted(device.users))} if device.users else {}
-    return wrong_state(
-        f"device {device.request.id} is still used: {first}{more}",
-        reason=Reason.STILL_IN_USE,
-        hint="end what uses it first; nothing has changed. Devices.Holders has the whole list",
-        id=device.request.id,
-        holders=_as_json(holders),
-        holders_in_all=len(holders),
-        **given,
-    )
-
-
-def _as_json(holders: tuple[Holder, ...]) -> str:
-    """As many as fit into one field of an error, which would be cut in the middle else."""
-    texts: list[str] = []
-    room = _HOLDERS_BYTES
-    for holder in holders:
-        text = json.dumps({name: value for name, value in asdict(holder).items() if value})
-        room -= len(text) + 1
-        if room < 0:
-            break
-        texts.append(text)
-    return f"[{','.join(texts)}]"

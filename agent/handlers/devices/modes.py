@@ -63,6 +63,9 @@ async def switch_driver(job: Job[Any], mode: Mode | None) -> dict[str, str]:
     function = (await job.place()).function
     if function is None:
         return {}
+    job.claim(function.directory)
+    found = await binding.before(job.hands, function, mode.name, job.deadline)
+    job.note(binding.to_kept((found,)))
     former = await binding.switch(
         job.hands, function, mode.name, job.deadline, job.undo, refusal=Reason.MODE_REFUSED
     )

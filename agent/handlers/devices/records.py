@@ -109,15 +109,15 @@ def _tagged(value: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:
 
 
 def _untagged(record: Mapping[str, Any], table: Mapping[str, type[T]]) -> T:
-    values = {name: _member(name, value) for name, value in record.items() if name != "class"}
+    """JSON has no tuples and no enums: a list was a tuple, VFIO's mode one of its modes."""
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in record.items()
+        if name != "class"
+    }
+    if record["class"] == "vfio":
+        values["mode"] = kinds.VfioMode(record["mode"])
     return table[record["class"]](**values)
-
-
-def _member(name: str, value: Any) -> Any:
-    """JSON has no tuples and no enums: a list was a tuple, a mode is one of VFIO's."""
-    if name == "mode":
-        return kinds.VfioMode(value)
-    return tuple(value) if isinstance(value, list) else value
 
 
 _MODES: dict[str, Callable[[str], kinds.Mode]] = {

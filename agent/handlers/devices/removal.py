@@ -14,14 +14,16 @@ import logging
 from typing import TYPE_CHECKING
 
 from agent.core.addresses import ScsiName
-from agent.core.errors import kernel_refused
+from agent.core.errors import Reason, kernel_refused
 from agent.core.pci import Bdf
+from agent.core.verdict import NotYet, Ready, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.core.deadlines import Deadline
     from agent.core.hotplug import HotplugBoard
+    from agent.core.tree import SysfsTree
     from agent.handlers.devices.table import Entry
 
 log = logging.getLogger(__name__)
@@ -67,3 +69,20 @@ async def _write(board: HotplugBoard, file: Path, doing: str, deadline: Deadline
         log.info("%s: %s is gone", doing, file)
     except OSError as error:
         raise kernel_refused(error, doing=doing) from error
+
+
+def probe_gone(entry: Entry, tree: SysfsTree) -> Verdict[None]:
+    """Whether sysfs no longer has this very device, whatever there is at its place."""
+    if not entry.is_there(tree):
+        return Ready(None)
+    driver = tree.link_name(entry.directory / "driver")
+    return NotYet(
+        evidence=(
+            f"sysfs still has {entry.directory.name}, "
+            f"{f'bound to {driver}' if driver else 'without a driver'}"
+        ),
+        near=(tree.devpath(entry.directory),),
+        names=(entry.directory.name,),
+        facts=(("driver", driver or "none"),),
+        reason=Reason.DEVICE_STILL_PRESENT,
+    )

@@ -115,6 +115,8 @@ class RngDevices(DeviceClass[RngExpectation]):
         before = _Sources.read(tree)
         chosen = "1" if before.chosen else "0"
         kept = {"name": info.name, "former": before.current, "chosen": chosen}
+        job.claim(sighting.place.directory)
+        job.note(kept)
         # First, since the write may have come through although it was not waited for.
         job.undo.push(f"make {before.current} the source again", partial(_restore, job.hands, kept))
         await job.write(tree.roots.sys / _CORE / "rng_current", f"{info.name}\n")
@@ -130,7 +132,8 @@ class RngDevices(DeviceClass[RngExpectation]):
         device: AttachedDevice,  # noqa: ARG002 - what was changed is in `kept`
         kept: Mapping[str, str],
     ) -> None:
-        if kept:
+        # There is more in it where a driver was switched.
+        if "former" in kept:
             await _restore(hands, kept)
 
 

@@ -63,6 +63,13 @@ class Entry:
         link = self.directory / "physfn"
         return link.resolve() if link.is_symlink() else None
 
+    def goes_with(self, other: Entry) -> bool:
+        """Whether it goes when the other one does: it is below it, or a virtual function of it."""
+        if self.id == other.id:
+            return False
+        below = self.directory.is_relative_to(other.directory)
+        return below or self.physical_function == other.directory
+
     def is_there(self, tree: SysfsTree) -> bool:
         return tree.instance(self.directory) == self.instance
 
@@ -156,6 +163,14 @@ class Table:
         for other in self:
             if other.id != device_id and _holds(other) and _is_at(other, address):
                 raise address_in_use(address, other.id)
+
+    def refuse_at(self, request: DeviceRequest, directory: Path) -> None:
+        """Raises ADDRESS_IN_USE when another id has what is in that directory, or below it."""
+        for other in self:
+            if other.id == request.id or not _holds(other):
+                continue
+            if other.directory.is_relative_to(directory):
+                raise address_in_use(request.address, other.id)
 
     def refuse_same(self, found: Entry) -> None:
         """Raises ADDRESS_IN_USE when another id has this very device, by whatever address."""

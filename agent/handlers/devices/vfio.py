@@ -50,6 +50,7 @@ from agent.handlers.devices.base import (
 from agent.handlers.devices.binding import (
     VFIO_PCI,
     Former,
+    before,
     from_kept,
     give_back,
     have_driver,
@@ -168,6 +169,7 @@ class VfioDevices(DeviceClass[VfioExpectation]):
                 reason=Reason.BAD_ADDRESS,
                 address=job.request.address,
             )
+        job.claim(place.directory)
         return place.function
 
     async def _to_the_guest(self, job: Job[VfioExpectation], function: PciFunction) -> list[Former]:
@@ -225,6 +227,8 @@ class VfioDevices(DeviceClass[VfioExpectation]):
         present = job.hands.tree.link_name(function.directory / "driver") or ""
         if driver == VFIO_PCI and is_vfio(present):
             driver = present
+        found = await before(job.hands, function, driver, job.deadline)
+        job.note(to_kept((found,), self.name))
         async with UndoStack(f"{job.what}: bind {function.bdf}") as halfway:
             former = await switch(job.hands, function, driver, job.deadline, halfway)
             former = self._claim(job.request.id, former)

@@ -109,6 +109,9 @@ def grant_device(grant: DeviceGrant, device: AttachedDevice) -> Granted:
     paths = tuple(clean(each.id) for each in host if each.type == "path")
     addresses = tuple((each.id.lower(), device.bdf) for each in host if each.type == "pci")
     info = device.info
+    if not device.nodes and not host:
+        problem = "it has no nodes in /dev (now), and nothing by which the host knows it"
+        raise _bad(grant, problem, hint="there is nothing to give to a container")
     return replace(
         select(grant, device.nodes, paths),
         addresses=addresses if device.bdf else (),

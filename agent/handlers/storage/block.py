@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from agent.core.errors import invalid
-from agent.core.model import BlockSource, StorageRequest
+from agent.core.model import BlockSource, NodeType, StorageRequest
 from agent.handlers.storage.base import MountPlan, StorageClass, StorageContext
 from agent.handlers.storage.options import parse_options
 
@@ -57,11 +57,18 @@ class BlockStorage(StorageClass[BlockSource]):
                 field="source.block.fs_type",
             )
         device = context.devices.get(source.device_id)
+        disk = next((node for node in device.nodes if node.type is NodeType.BLOCK), None)
+        if disk is None:
+            raise invalid(
+                f"device {source.device_id} has no block device: nothing can be mounted from it",
+                field="source.block.device_id",
+                hint="Devices.Get shows what it is, and in which mode",
+            )
         options = parse_options(
             request.options, read_only=request.read_only, selinux=context.selinux
         )
         return MountPlan(
-            source=device.nodes[0].path,
+            source=disk.path,
             fs_type=source.fs_type,
             options=options,
             transient=_TRANSIENT,

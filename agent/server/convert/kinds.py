@@ -38,25 +38,7 @@ _MODES_BACK: dict[object, int] = {
 def expectation(device: pb.Device, field: str) -> kinds.Expectation:
     """The kind of a device; raises BAD_FIELD when none is set or a member is malformed."""
     kind = fields.choice(device, "kind", field)
-    where = f"{field}.{kind}"
-    match kind:
-        case "block":
-            return _block(device.block, where)
-        case "vfio":
-            return _vfio(device.vfio, where)
-        case "nic":
-            mac = device.nic.expect_mac
-            return kinds.NicExpectation(mac=str(MacAddress.parse(mac)) if mac else None)
-        case "gpu":
-            return _gpu(device.gpu, where)
-        case "fpga":
-            return _fpga(device.fpga, where)
-        case "rng":
-            return kinds.RngExpectation(make_current=device.rng.make_current)
-        case "pmem":
-            return kinds.PmemExpectation(size=device.pmem.expect_size or None)
-        case _:
-            return _common(device.common, where)
+    return _EXPECTATIONS[kind](getattr(device, kind), f"{field}.{kind}")
 
 
 def vfio_mode(mode: int, field: str) -> kinds.VfioMode:
@@ -198,6 +180,31 @@ def _common(common: pb.CommonDevice, field: str) -> kinds.CommonExpectation:
         driver=_driver(common.expect_driver, f"{field}.expect_driver"),
         nodes=common.expect_nodes,
     )
+
+
+def _nic(nic: pb.NicDevice, _field: str) -> kinds.NicExpectation:
+    mac = nic.expect_mac
+    return kinds.NicExpectation(mac=str(MacAddress.parse(mac)) if mac else None)
+
+
+def _rng(rng: pb.RngDevice, _field: str) -> kinds.RngExpectation:
+    return kinds.RngExpectation(make_current=rng.make_current)
+
+
+def _pmem(pmem: pb.PmemDevice, _field: str) -> kinds.PmemExpectation:
+    return kinds.PmemExpectation(size=pmem.expect_size or None)
+
+
+_EXPECTATIONS: dict[str, Callable[[Any, str], kinds.Expectation]] = {
+    "block": _block,
+    "vfio": _vfio,
+    "nic": _nic,
+    "gpu": _gpu,
+    "fpga": _fpga,
+    "rng": _rng,
+    "pmem": _pmem,
+    "common": _common,
+}
 
 
 def _pci_id(text: str, field: str) -> str | None:

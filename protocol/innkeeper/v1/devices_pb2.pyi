@@ -132,7 +132,9 @@ class _HolderKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HolderKind
     HOLDER_KIND_SWAP: _HolderKind.ValueType  # 5
     """Swap space (`path`: the node)."""
     HOLDER_KIND_STACKED: _HolderKind.ValueType  # 6
-    """A device on top, of device-mapper, md or bcache (`name`: "dm-0")."""
+    """A device on top, of device-mapper, md or bcache (`name`: "dm-0"); or an attached
+    device that lies behind this one, such as a disk behind its adapter (its id).
+    """
     HOLDER_KIND_NETWORK_NAMESPACE: _HolderKind.ValueType  # 7
     """The network namespace that has the interface, when it is not the agent's own
     (`name`: "net:[4026532281]"; `path`: the interface's device path there;
@@ -157,7 +159,9 @@ HOLDER_KIND_DESCRIPTOR: HolderKind.ValueType  # 4
 HOLDER_KIND_SWAP: HolderKind.ValueType  # 5
 """Swap space (`path`: the node)."""
 HOLDER_KIND_STACKED: HolderKind.ValueType  # 6
-"""A device on top, of device-mapper, md or bcache (`name`: "dm-0")."""
+"""A device on top, of device-mapper, md or bcache (`name`: "dm-0"); or an attached
+device that lies behind this one, such as a disk behind its adapter (its id).
+"""
 HOLDER_KIND_NETWORK_NAMESPACE: HolderKind.ValueType  # 7
 """The network namespace that has the interface, when it is not the agent's own
 (`name`: "net:[4026532281]"; `path`: the interface's device path there;

@@ -223,7 +223,9 @@ class VmDescription(_message.Message):
     transport: _builtins.str
     """"vsock", "vhost-user-vsock" or "serial"."""
     console_log: _builtins.str
-    """File that holds the console's output."""
+    """File that holds the newest part of the console's output; once that is long, the
+    boot's part is beside it, in a file of the same name with ".boot" behind it.
+    """
     image: _builtins.str
     """Image that was booted."""
     first_answer_micros: _builtins.int
@@ -231,9 +233,9 @@ class VmDescription(_message.Message):
     free_ports: _builtins.int
     """Ports for hot-plug that are free."""
     memory: _builtins.int
-    """Memory in bytes."""
+    """Memory in bytes, with what was plugged in since."""
     cpus: _builtins.int
-    """Number of CPUs."""
+    """Number of CPUs, with those that were plugged in since."""
     def __init__(
         self,
         *,
@@ -843,7 +845,7 @@ class PluggedDevice(_message.Message):
     source: _builtins.str
     """What it is made of on the host: an image file, a BDF; empty where nothing."""
     state: _builtins.str
-    """"plugged", "leaving" (the guest has not let go yet)."""
+    """"plugging", "plugged", "leaving" (the guest has not let go yet)."""
     model: _builtins.str
     """Kind of hardware: "virtio-blk", "nvme", "e1000e", ..."""
     port: _builtins.str
@@ -919,10 +921,18 @@ class Port(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PCI_PATH_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    LARGE_WINDOW_FIELD_NUMBER: _builtins.int
+    USED_UP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     pci_path: _builtins.str
     """The PCI path in the guest of what is plugged into it."""
+    large_window: _builtins.bool
+    """It has room for the memory of a display."""
+    used_up: _builtins.bool
+    """A display was in it, which QEMU does not let go of wholly: it takes no other
+    display any more, but everything else.
+    """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of what is in it; empty: free."""
@@ -933,10 +943,12 @@ class Port(_message.Message):
         name: _builtins.str = ...,
         pci_path: _builtins.str = ...,
         devices: _abc.Iterable[_builtins.str] | None = ...,
+        large_window: _builtins.bool = ...,
+        used_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "name", b"name", "pci_path", b"pci_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "large_window", b"large_window", "name", b"name", "pci_path", b"pci_path", "used_up", b"used_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -96,3 +96,8 @@ def test_an_image_is_told_from_a_containers_root() -> None:
 def test_the_methods_can_be_listed_without_a_vm() -> None:
     told = CliRunner().invoke(app, ["call", "--list"]).output
     assert "Devices.Attach" in told.splitlines()
+
+
+def test_cpus_that_a_vm_can_grow_to_are_those_that_it_has_unless_said_otherwise() -> None:
+    told = " ".join(CliRunner().invoke(app, ["vm", "start", "--help"]).output.split())
+    assert "[default: (as many as --cpus)]" in told

@@ -6,8 +6,10 @@ import json
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from innkeeper.cli import call, methods
+from innkeeper.cli.app import app
 from innkeeper.cli.errors import CliError
 from innkeeper.v1 import containers_pb2, devices_pb2, sandbox_pb2
 
@@ -89,3 +91,11 @@ def test_an_answer_shows_fields_without_a_value_and_numbers_as_json_has_them() -
     assert record["agent_restarts"] == 2
     assert record["features"] == []
     assert "limits" not in record
+
+
+@pytest.mark.parametrize("timeout", ["nan", "inf", "-5", "1e300"])
+def test_an_impossible_deadline_is_a_wrong_use(timeout: str) -> None:
+    """And not an answer that did not come in time."""
+    told = CliRunner().invoke(app, ["call", "web", "Devices.List", "--timeout", timeout])
+    assert told.exit_code == 2
+    assert f"--timeout {float(timeout):g}: not possible, 0 to" in told.output

@@ -10,6 +10,7 @@ import typer
 from innkeeper.cli import options
 from innkeeper.cli.exec import split_words as split_exec
 from innkeeper.cli.options import DiskOption
+from innkeeper.shim.spec import VmSpec
 
 pytestmark = [pytest.mark.unit, pytest.mark.operations]
 
@@ -117,3 +118,21 @@ def test_exec_takes_a_vm_a_container_and_a_command() -> None:
 def test_exec_without_its_parts_shows_how_it_is_written(words: list[str]) -> None:
     with pytest.raises(typer.BadParameter, match=r"VM \[CONTAINER\] -- CMD"):
         split_exec(words)
+
+
+@pytest.mark.parametrize("text", ["4294967295", "0:99999999999", "9" * 5000])
+def test_a_user_is_a_number_that_the_kernel_has(text: str) -> None:
+    """user_namespaces(7): 4294967295 is no user."""
+    with pytest.raises(typer.BadParameter, match="at most 4294967294"):
+        options.parse_user(text)
+
+
+def test_a_size_that_is_not_possible_is_told_with_its_unit() -> None:
+    spec = VmSpec(name="web", max_memory=100 << 20)
+    with pytest.raises(typer.BadParameter, match="max_memory 100 MiB: not possible"):
+        options.vm_spec(spec)
+
+
+def test_nvdimms_without_room_are_told_with_both_options() -> None:
+    with pytest.raises(typer.BadParameter, match="--nvdimm --max-memory"):
+        options.vm_spec(VmSpec(name="web", nvdimm=True))

@@ -17,7 +17,7 @@ from innkeeper.shim.topology import Layout, PortPool
 
 pytestmark = [pytest.mark.unit, pytest.mark.devices]
 
-SETTING = Setting(vm="web", max_memory=1 << 32)
+SETTING = Setting(vm="web", max_memory=1 << 32, room=1 << 31)
 
 
 @pytest.fixture

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import contextlib
+import os
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
 
 import pytest
 
 from innkeeper.shim.console import Console
+from innkeeper.shim.console_log import ConsoleLog
 
 pytestmark = [pytest.mark.unit, pytest.mark.boot]
 
 
+def pipe() -> tuple[FileIO, FileIO]:
+    ours, theirs = os.pipe()
+    return os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "wb", buffering=0)
+
+
 @pytest.fixture
-def console() -> Console:
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    ours.close()
-    return Console(ours)
+def log(tmp_path: Path) -> Iterator[ConsoleLog]:
+    with contextlib.closing(ConsoleLog(tmp_path / "console.log")) as made:
+        yield made
+
+
+@pytest.fixture
+def console(log: ConsoleLog) -> Console:
+    with open(os.devnull, "rb", buffering=0) as unused:
+        return Console(unused, log)
 
 
 def test_lines_are_put_together_from_pieces(console: Console) -> None:
@@ -52,12 +66,27 @@ def test_the_tail_is_bounded_in_lines_and_in_their_length(console: Console) -> N
     assert max(len(line) for line in console.tail()) == 400
 
 
-async def test_following_ends_when_qemu_closes_its_end() -> None:
-    ours, theirs = socket.socketpair()
-    console = Console(ours)
+async def test_following_ends_when_qemu_closes_its_end(log: ConsoleLog) -> None:
+    ours, theirs = pipe()
+    console = Console(ours, log)
     following = asyncio.create_task(console.follow())
     with theirs:
-        theirs.sendall(b"hello\nlast")
+        theirs.write(b"hello\nlast")
         await console.activity.wait()
     await following
     assert console.tail() == ("hello", "last")
+
+
+async def test_all_that_the_guest_said_is_in_the_log_once_qemu_is_gone(
+    log: ConsoleLog, tmp_path: Path
+) -> None:
+    """QEMU may be killed: what is in the pipe then still comes, byte for byte."""
+    ours, theirs = pipe()
+    console = Console(ours, log)
+    said = b"".join(b"line %d \xff\r\n" % number for number in range(5000))
+    with theirs:
+        sending = asyncio.create_task(asyncio.to_thread(theirs.write, said))
+        following = asyncio.create_task(console.follow())
+        assert await sending == len(said)
+    await following
+    assert (tmp_path / "console.log").read_bytes() == said

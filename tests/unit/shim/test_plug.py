@@ -109,6 +109,16 @@ async def test_a_lock_that_qemu_can_not_get_is_about_the_file(bench: PlugBench) 
     bench.assert_untouched()
 
 
+async def test_a_file_that_is_another_disk_of_this_vm_is_said_to_be_that(bench: PlugBench) -> None:
+    await bench.plug()
+    bench.qemu.refuse["device_add dev-more"] = 'Failed to get "write" lock'
+    with pytest.raises(ShimError) as caught:
+        await bench.plug("more")
+    assert caught.value.reason is Reason.FILE_IN_USE
+    assert caught.value.message == f"disk file {bench.content.file}: it is device data of this VM"
+    assert caught.value.hint.startswith("detach data first")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.hardware import Growth
 from innkeeper.v1 import devices_pb2, host_pb2
 from tests.fakes.guest_devices import refusal
 from tests.fakes.plug_bench import LIMIT, PlugBench, plug_bench
@@ -173,8 +174,11 @@ async def test_a_display_that_qemu_holds_on_to_spends_its_port(bench: PlugBench)
     for path in ("10/00", "10.1/00"):
         assert await bench.plug_kinds(("g", {"gpu": host_pb2.Gpu()})) == [path]
         await bench.plugger.unplug("g", LIMIT)
-    with refused(Reason.PORT_POOL_EMPTY):
+    with pytest.raises(ShimError) as caught:
         await bench.plug_kinds(("g", {"gpu": host_pb2.Gpu()}))
+    assert caught.value.reason is Reason.PORT_POOL_EMPTY
+    assert "QEMU still holds displays that were in port0, port1" in caught.value.message
+    assert "detach" not in caught.value.hint
     assert await bench.plug_kinds(("r", RNG)) == ["10/00"]
 
 
@@ -295,6 +299,42 @@ async def test_memory_is_asked_for_as_a_total(bench: PlugBench) -> None:
     assert usable.attached[0].device.id == "m"
     await bench.plugger.unplug("m", LIMIT)
     bench.assert_untouched()
+
+
+@pytest.mark.parametrize("model", list(host_pb2.MemoryModel.values())[1:])
+async def test_memory_for_which_there_is_no_room_left_never_reaches_qemu(
+    bench: PlugBench, model: host_pb2.MemoryModel.ValueType
+) -> None:
+    """Of 3 GiB of room one is taken; QEMU would get the memory from the host first."""
+    await bench.plug_kinds(("m", {"memory": host_pb2.Memory(size=1 << 30)}))
+    bench.qemu.commands.clear()
+    more = host_pb2.Memory(size=(2 << 30) + 128 * MIB, model=model)
+    with pytest.raises(ShimError) as caught:
+        await bench.plug_kinds(("n", {"memory": more}))
+    assert caught.value.reason is Reason.MEMORY_EXHAUSTED
+    assert caught.value.message.endswith("memory, only for 2 GiB")
+    assert bench.qemu.commands == []
+    await bench.plug_kinds(("n", {"memory": host_pb2.Memory(size=2 << 30)}))
+
+
+async def test_what_was_plugged_counts_as_the_vms_own(bench: PlugBench) -> None:
+    await bench.plug_kinds(("m", DIMM))
+    await bench.plug_kinds(("r", RNG))
+    assert bench.table.growth == Growth(memory=128 * MIB)
+    bench.qemu.cpus = [{"type": "cpu", "vcpus-count": 1, "props": {"socket-id": 1}}]
+    await bench.plug_kinds(("c", {"cpus": host_pb2.Cpus(count=1)}))
+    assert bench.table.growth == Growth(cpus=1, memory=128 * MIB)
+    await bench.plugger.unplug("m", LIMIT)
+    assert bench.table.growth == Growth(cpus=1)
+
+
+async def test_what_is_coming_is_listed_as_that(bench: PlugBench) -> None:
+    bench.guest.holds.clear()
+    plug = asyncio.create_task(bench.plug_kinds(("r", RNG)))
+    await bench.qemu.until("device_add")
+    assert bench.states() == {"r": "plugging"}
+    bench.guest.holds.set()
+    await plug
 
 
 async def test_plugs_of_memory_come_one_after_the_other(bench: PlugBench) -> None:

@@ -108,6 +108,21 @@ def test_a_port_is_taken_once_until_it_is_given_back() -> None:
     assert pool.take() == first
 
 
+def test_ports_that_are_used_up_are_told_from_those_that_are_taken() -> None:
+    """For a display only: QEMU never lets go of the one before."""
+    pool = PortPool(ports=topology.build(Layout(ports=2)).ports)
+    display = Needs(roomy=True, unspent=True)
+    pool.give_back(pool.take(needs=display), spent=True)
+    pool.take(needs=display)
+    with pytest.raises(ShimError) as caught:
+        pool.take(needs=display)
+    message = "port1 taken; QEMU still holds displays that were in port0"
+    assert caught.value.message == f"no free port with a large window: {message}"
+    assert caught.value.hint.startswith("detach a device from port1; ")
+    assert caught.value.fields["used_up"] == "port0"
+    assert [pool.is_spent(port) for port in pool.ports][:2] == [True, False]
+
+
 def test_too_many_cold_disks_are_a_bad_field() -> None:
     assert topology.cold_slot(0) == 5
     with pytest.raises(ShimError) as caught:

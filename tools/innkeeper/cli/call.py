@@ -11,7 +11,7 @@ import grpc
 import typer
 from google.protobuf import json_format
 
-from innkeeper.cli import output
+from innkeeper.cli import options, output
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.loop import wait_for
 from innkeeper.cli.methods import (
@@ -60,6 +60,7 @@ def call(
     if list_methods:
         output.say("\n".join(known_methods()))
         return
+    options.check_seconds("--timeout", timeout)
     name, method_name, text = split_words(words or [])
     if not name and method_name in {vm.name for vm in list_vms()}:
         raise CliError(

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from google.protobuf import json_format
 
-from innkeeper.cli import hardware, options, output, refusals
+from innkeeper.cli import hardware, options, output, plugged, refusals
 from innkeeper.cli.attached import online, where
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import Vm, find_vm
 from innkeeper.v1 import devices_pb2, devices_pb2_grpc, host_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
 app = typer.Typer(
     no_args_is_help=True, help="Devices of a running VM: attach, detach, list, who holds them."
 )
 
-_COLUMNS = ("ID", "MODEL", "STATE", "PCI PATH", "BDF", "NODE", "SIZE", "SOURCE")
-_PORT_COLUMNS = ("PORT", "PCI PATH", "DEVICES")
+_PORT_COLUMNS = ("PORT", "PCI PATH", "DEVICES", "NOTES")
 
 VmArgument = Annotated[str, typer.Argument(metavar="VM", help="Name of the VM.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the device.")]
@@ -58,6 +57,7 @@ Examples:
 
 @app.command(help=_ATTACH_HELP)
 def attach(  # noqa: PLR0913 - typer makes each parameter an option
+    context: typer.Context,
     vm: VmArgument,
     what: Annotated[str, typer.Argument(metavar="KIND|FILE", help="What it is; see above.")],
     source: Annotated[
@@ -79,7 +79,8 @@ def attach(  # noqa: PLR0913 - typer makes each parameter an option
         str, typer.Option(metavar="MAC", help="Of a NIC; made from its id without it.")
     ] = "",
     rate: Annotated[
-        int, typer.Option(metavar="BYTES", help="Of an RNG: bytes a second at most.")
+        int,
+        typer.Option(metavar="BYTES", help="Of an RNG: bytes a second at most; 0 means no limit."),
     ] = 0,
     guest: Annotated[
         str,
@@ -95,9 +96,10 @@ def attach(  # noqa: PLR0913 - typer makes each parameter an option
     ] = False,
     json: options.JsonOption = False,
 ) -> None:
+    hardware.require_fitting(what, _given(context))
     wanted = options_of_guest(guest)
     if what == hardware.COLD:
-        wait_for(_attach_cold(vm, source, wanted, as_json=json))
+        wait_for(_attach_cold(vm, source, wanted, timeout, as_json=json))
         return
     words = hardware.Words(
         source=source,
@@ -117,6 +119,16 @@ def attach(  # noqa: PLR0913 - typer makes each parameter an option
     )
     request = host_pb2.PlugRequest(functions=[function], port=port, timeout_seconds=timeout)
     wait_for(_attach(vm, request, as_json=json))
+
+
+def _given(context: typer.Context) -> Iterator[str]:
+    """The options that are on the command line, by their names."""
+    names = {"format_": "format", "device_id": "id"}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        is_option = parameter.param_type_name == "option"
+        if is_option and source is not None and source.name == "COMMANDLINE":
+            yield names.get(str(parameter.name), str(parameter.name))
 
 
 def options_of_guest(mode: str) -> devices_pb2.Device | None:
@@ -168,8 +180,16 @@ def ports(vm: VmArgument, *, json: options.JsonOption = False) -> None:
     if json:
         output.say_json([_as_dict(port) for port in found])
         return
-    rows = [(port.name, port.pci_path, " ".join(port.devices) or "-") for port in found]
+    rows = [
+        (port.name, port.pci_path, " ".join(port.devices) or "-", _notes(port)) for port in found
+    ]
     output.table(_PORT_COLUMNS, rows)
+
+
+def _notes(port: host_pb2.Port) -> str:
+    if port.used_up:
+        return "no display any more"
+    return "large window" if port.large_window else ""
 
 
 @app.command()
@@ -181,13 +201,15 @@ def holders(vm: VmArgument, device_id: IdArgument, *, json: options.JsonOption =
       innkeeper device holders web data
     """
     with refusals.told():
-        found = wait_for(_holders(find_vm(vm), device_id))
+        found, disks = wait_for(_holders(find_vm(vm), device_id))
+    on: list[dict[str, object]] = [{"kind": "plugged", "name": name} for name in disks]
     if json:
-        output.say_json([_as_dict(holder) for holder in found])
-    elif not found:
+        output.say_json([*map(_as_dict, found), *on])
+    elif not (found or on):
         output.say(f"{device_id}: nobody uses it")
     else:
-        output.table(refusals.HOLDERS, [refusals.row(_plain(holder)) for holder in found])
+        rows = [*map(_plain, found), *on]
+        output.table(refusals.HOLDERS, [refusals.row(row) for row in rows])
 
 
 @app.command()
@@ -239,7 +261,7 @@ async def _attach(vm: str, request: host_pb2.PlugRequest, *, as_json: bool) -> N
 
 
 async def _attach_cold(
-    vm: str, device_id: str, wanted: devices_pb2.Device | None, *, as_json: bool
+    vm: str, device_id: str, wanted: devices_pb2.Device | None, timeout: float, *, as_json: bool
 ) -> None:
     """The guest is told of what the host has put there from the start."""
     found = find_vm(vm)
@@ -247,6 +269,7 @@ async def _attach_cold(
         path = await _path_of(found, device_id)
         device = devices_pb2.Device(id=device_id, address=devices_pb2.DeviceAddress(pci_path=path))
         device.MergeFrom(wanted or await _kind_of(found, device_id))
+        device.timeout_seconds = timeout
         async with found.channel() as channel:
             stub = devices_pb2_grpc.DevicesStub(channel)
             answer = await stub.Attach(devices_pb2.AttachDevicesRequest(devices=[device]))
@@ -267,9 +290,9 @@ _COLD_KINDS = {
 
 
 async def _plugged(vm: Vm, device_id: str) -> host_pb2.PluggedDevice:
-    for device in await vm.plugged():
-        if device.id == device_id:
-            return device
+    device = await plugged.find(vm, device_id)
+    if device is not None:
+        return device
     raise typer.BadParameter(f"cold {device_id!r}: not in {vm.name}; see: innkeeper device list")
 
 
@@ -282,18 +305,27 @@ async def _kind_of(vm: Vm, device_id: str) -> devices_pb2.Device:
     return _COLD_KINDS.get((await _plugged(vm, device_id)).model, common)
 
 
-async def _holders(vm: Vm, device_id: str) -> tuple[devices_pb2.DeviceHolder, ...]:
+async def _holders(
+    vm: Vm, device_id: str
+) -> tuple[tuple[devices_pb2.DeviceHolder, ...], tuple[str, ...]]:
+    """Who uses it in the guest, and the ids of the disks that are plugged on it."""
+    there = await plugged.find(vm, device_id)
+    plugged.require_in_guest(there)
     async with vm.channel() as channel:
         stub = devices_pb2_grpc.DevicesStub(channel)
-        answer = await stub.Holders(devices_pb2.DeviceHoldersRequest(id=device_id))
-    return tuple(answer.holders)
+        with plugged.explained(vm, there):
+            answer = await stub.Holders(devices_pb2.DeviceHoldersRequest(id=device_id))
+    return tuple(answer.holders), await plugged.disks_on(vm, there)
 
 
 async def _reconfigure(
     vm: Vm, request: devices_pb2.ReconfigureDeviceRequest
 ) -> devices_pb2.AttachedDevice:
+    there = await plugged.find(vm, request.id)
+    plugged.require_in_guest(there)
     async with vm.channel() as channel:
-        return await devices_pb2_grpc.DevicesStub(channel).Reconfigure(request)
+        with plugged.explained(vm, there):
+            return await devices_pb2_grpc.DevicesStub(channel).Reconfigure(request)
 
 
 def _plain(holder: devices_pb2.DeviceHolder) -> dict[str, object]:
@@ -319,42 +351,8 @@ def _as_dict(message: object) -> object:
 
 
 async def _list(vm: Vm, *, as_json: bool) -> None:
-    plugged = await vm.plugged()
-    async with vm.channel() as channel:
-        stub = devices_pb2_grpc.DevicesStub(channel)
-        answer = await stub.List(devices_pb2.ListDevicesRequest())
-    guest = {device.device.id: device for device in answer.devices}
-    records = [_record(device, guest.get(device.id)) for device in plugged]
+    records = await plugged.records(vm)
     if as_json:
         output.say_json(records)
-        return
-    output.table(_COLUMNS, _rows(records))
-
-
-def _rows(records: Iterable[dict[str, str | int | None]]) -> list[list[str]]:
-    rows = []
-    for record in records:
-        size = record["size"]
-        shown = record | {"size": output.size(size) if isinstance(size, int) else ""}
-        names = ("id", "model", "state", "pci_path", "bdf", "node", "size", "source")
-        rows.append([str(shown[name] or "-") for name in names])
-    return rows
-
-
-def _record(
-    host: host_pb2.PluggedDevice, guest: devices_pb2.AttachedDevice | None
-) -> dict[str, str | int | None]:
-    """Size in bytes; null for what the guest does not know, or is no disk."""
-    nodes = [node.path for node in guest.nodes] if guest else []
-    return {
-        "id": host.id,
-        "model": host.model,
-        "state": host.state,
-        "pci_path": host.pci_path,
-        "port": host.port,
-        "bdf": guest.pci_bdf if guest else "",
-        "node": " ".join(nodes),
-        "size": guest.block.size if guest and guest.HasField("block") else None,
-        "source": host.source,
-        "not_removable": host.not_removable,
-    }
+    else:
+        output.table(plugged.COLUMNS, plugged.rows(records))

@@ -9,7 +9,9 @@ import grpc
 
 from innkeeper.cli import output, workload
 from innkeeper.cli.errors import explain
-from innkeeper.shim.errors import ShimError
+from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.statedir import VmPaths, is_locked
+from innkeeper.shim.streams import error_info
 from innkeeper.v1 import (
     containers_pb2,
     containers_pb2_grpc,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from innkeeper.v1 import types_pb2
 
 _GONE = grpc.StatusCode.NOT_FOUND
+_STOPPED = frozenset({Reason.STOPPING, Reason.QEMU_GONE, Reason.UNKNOWN_VM})
 
 
 async def plug(vm: Vm, device_id: str, disk: DiskOption) -> host_pb2.PlugResponse:
@@ -65,10 +68,16 @@ class Guest:
             try:
                 await action()
             except (ShimError, grpc.aio.AioRpcError) as error:
-                if _code(error) is not _GONE:
+                if not (_code(error) is _GONE or self._is_stopped(error)):
                     output.warn(f"{self.vm.name}: {what} is left there: {explain(error)}")
 
         self.undo.push_async_callback(undo)
+
+    def _is_stopped(self, error: ShimError | grpc.aio.AioRpcError) -> bool:
+        """With the VM went what was in it."""
+        info = None if isinstance(error, ShimError) else error_info(error)
+        reason = error.reason if isinstance(error, ShimError) else info.reason if info else ""
+        return reason in _STOPPED or not is_locked(VmPaths(directory=self.vm.directory))
 
 
 def _code(error: ShimError | grpc.aio.AioRpcError) -> grpc.StatusCode:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from google.protobuf import json_format
 
-from innkeeper.cli.options import existing_file, parse_size
-from innkeeper.shim.spec import ColdDevice
+from innkeeper.cli.options import check_number, existing_file, parse_number, parse_size
+from innkeeper.shim.spec import MOST_CPUS, ColdDevice
 from innkeeper.v1 import host_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _COLD = re.compile(r"(?:(?P<id>[^=:]+)=)?(?P<kind>[^=:]+)(?::(?P<source>.+))?")
-_VIRTUAL = re.compile(r"(?P<source>.*?):vfs=(?P<count>\d+)")
+_VIRTUAL = re.compile(r"(?P<source>.*?):vfs=(?P<count>[^:]*)")
+
+# As host.proto has them; the daemon refuses what is not in them.
+TARGETS = range(256)
+LUNS = range(16384)
+COUNTS = range(1, MOST_CPUS + 1)
+VIRTUAL_FUNCTIONS = range(128)
+BYTES_A_SECOND = range(2**63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,8 @@ class Kind:
     """One word for `device attach`."""
 
     help: str
+    options: frozenset[str] = frozenset()
+    """Names of the options that are of its own, beside those that all kinds have."""
     make: Callable[[Words], host_pb2.Hardware]
     source: str = ""
     """What has to follow it; empty: nothing does."""
@@ -71,7 +81,10 @@ def _scsi_disk(words: Words) -> host_pb2.Hardware:
             "scsi-disk: --controller ID is missing; `scsi-controller` makes one"
         )
     disk = host_pb2.ScsiDisk(
-        content=_file(words), controller=words.controller, target=words.target, lun=words.lun
+        content=_file(words),
+        controller=words.controller,
+        target=check_number("--target", words.target, TARGETS),
+        lun=check_number("--lun", words.lun, LUNS),
     )
     return host_pb2.Hardware(scsi_disk=disk)
 
@@ -95,7 +108,8 @@ def _gpu(model: host_pb2.GpuModel.ValueType) -> Callable[[Words], host_pb2.Hardw
 
 
 def _rng(words: Words) -> host_pb2.Hardware:
-    return host_pb2.Hardware(rng=host_pb2.Rng(bytes_per_second=words.rate))
+    rate = check_number("--rate", words.rate, BYTES_A_SECOND)
+    return host_pb2.Hardware(rng=host_pb2.Rng(bytes_per_second=rate))
 
 
 def _pmem(model: host_pb2.PmemModel.ValueType) -> Callable[[Words], host_pb2.Hardware]:
@@ -116,33 +130,66 @@ def _memory(model: host_pb2.MemoryModel.ValueType) -> Callable[[Words], host_pb2
 
 
 def _cpus(words: Words) -> host_pb2.Hardware:
-    if not words.source.isdecimal():
-        raise typer.BadParameter(f"cpus {words.source!r}: write a number, as in: cpus 2")
-    return host_pb2.Hardware(cpus=host_pb2.Cpus(count=int(words.source)))
+    count = parse_number("cpus", words.source, COUNTS)
+    return host_pb2.Hardware(cpus=host_pb2.Cpus(count=count))
 
 
 def _host_function(words: Words) -> host_pb2.Hardware:
     return host_pb2.Hardware(host_function=host_pb2.HostFunction(bdf=words.source))
 
 
+_FILE_OPTIONS = frozenset({"format", "read_only"})
+_NIC_OPTIONS = frozenset({"mac", "user_network"})
+_OF_ALL_KINDS = frozenset({"id", "port", "guest", "timeout", "json"})
+# What is there already has an id and a place.
+_OF_COLD = frozenset({"guest", "timeout", "json"})
+
+_GENERIC = "needs vm start --image generic"
+
 KINDS: Mapping[str, Kind] = {
-    "disk": Kind(help="a virtio-blk disk", make=_disk, source="FILE"),
-    "nvme": Kind(help="an NVMe disk", make=_nvme, source="FILE"),
+    "disk": Kind(help="a virtio-blk disk", make=_disk, source="FILE", options=_FILE_OPTIONS),
+    "nvme": Kind(help="an NVMe disk", make=_nvme, source="FILE", options=_FILE_OPTIONS),
     "scsi-controller": Kind(help="a virtio-scsi adapter for disks", make=_scsi_controller),
-    "scsi-disk": Kind(help="a disk on one: --controller, --lun", make=_scsi_disk, source="FILE"),
-    "nic": Kind(help="a virtio network interface", make=_nic(host_pb2.NIC_MODEL_VIRTIO)),
-    "e1000e": Kind(help="an Intel network interface", make=_nic(host_pb2.NIC_MODEL_E1000E)),
-    "igb": Kind(help="the same with SR-IOV; QEMU 8.0", make=_nic(host_pb2.NIC_MODEL_IGB)),
-    "gpu": Kind(help="a display with a card node", make=_gpu(host_pb2.GPU_MODEL_BOCHS)),
-    "virtio-gpu": Kind(
-        help="with a render node; --cold only", make=_gpu(host_pb2.GPU_MODEL_VIRTIO)
+    "scsi-disk": Kind(
+        help="a disk on one: --controller, --lun",
+        make=_scsi_disk,
+        source="FILE",
+        options=_FILE_OPTIONS | {"controller", "target", "lun"},
     ),
-    "rng": Kind(help="a random number generator", make=_rng),
+    "nic": Kind(
+        help="a virtio network interface",
+        make=_nic(host_pb2.NIC_MODEL_VIRTIO),
+        options=_NIC_OPTIONS,
+    ),
+    "e1000e": Kind(
+        help=f"an Intel network interface; {_GENERIC}",
+        make=_nic(host_pb2.NIC_MODEL_E1000E),
+        options=_NIC_OPTIONS,
+    ),
+    "igb": Kind(
+        help=f"the same with SR-IOV; QEMU 8.0; {_GENERIC}",
+        make=_nic(host_pb2.NIC_MODEL_IGB),
+        options=_NIC_OPTIONS,
+    ),
+    "gpu": Kind(
+        help=f"a display with a card node; {_GENERIC}", make=_gpu(host_pb2.GPU_MODEL_BOCHS)
+    ),
+    "virtio-gpu": Kind(
+        help=f"with a render node; --cold only; {_GENERIC}",
+        make=_gpu(host_pb2.GPU_MODEL_VIRTIO),
+    ),
+    "rng": Kind(help="a random number generator", make=_rng, options=frozenset({"rate"})),
     "pmem": Kind(
-        help="persistent memory, for good", make=_pmem(host_pb2.PMEM_MODEL_VIRTIO), source="FILE"
+        help="persistent memory, for good",
+        make=_pmem(host_pb2.PMEM_MODEL_VIRTIO),
+        source="FILE",
+        options=frozenset({"read_only"}),
     ),
     "nvdimm": Kind(
-        help="the same as an NVDIMM", make=_pmem(host_pb2.PMEM_MODEL_NVDIMM), source="FILE"
+        help="the same as an NVDIMM",
+        make=_pmem(host_pb2.PMEM_MODEL_NVDIMM),
+        source="FILE",
+        options=frozenset({"read_only"}),
     ),
     "memory": Kind(
         help="more memory, as a DIMM", make=_memory(host_pb2.MEMORY_MODEL_DIMM), source="SIZE"
@@ -158,16 +205,35 @@ COLD = "cold"
 """The word for what is in the VM from the start."""
 
 
+def require_fitting(what: str, options: Iterable[str]) -> None:
+    """Raises typer.BadParameter for an option that means nothing to a kind."""
+    own = KINDS[what].options if what in KINDS else _FILE_OPTIONS
+    known = _OF_COLD if what == COLD else _OF_ALL_KINDS | own
+    strange = sorted(set(options) - known)
+    if not strange:
+        return
+    words = ", ".join(_as_option(name) for name in strange)
+    kind = what if what == COLD or what in KINDS else "disk"
+    rest = ", ".join(_as_option(name) for name in sorted(known))
+    raise typer.BadParameter(f"{words}: not for {kind}, which has {rest}")
+
+
+def _as_option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def parse(what: str, words: Words) -> host_pb2.Hardware:
     """`what` is a kind, or, as it is no kind, the file of a disk. Raises typer.BadParameter."""
     kind = KINDS.get(what)
     if kind is None:
         if words.source:
             raise typer.BadParameter(f"{what!r}: no kind of device; one of {', '.join(KINDS)}")
+        if not Path(what).exists():
+            raise typer.BadParameter(f"{what}: no kind and no file; kinds: {', '.join(KINDS)}")
         return _disk(Words(source=what, format=words.format, read_only=words.read_only))
     if bool(kind.source) != bool(words.source):
         wanted = f"{what} {kind.source}" if kind.source else f"{what} alone"
-        raise typer.BadParameter(f"{what} {words.source}: write {wanted}")
+        raise typer.BadParameter(f"{what} {words.source}".strip() + f": write {wanted}")
     return kind.make(words)
 
 
@@ -188,7 +254,7 @@ def _cold(text: str, number: int) -> ColdDevice:
             f"--cold {text!r}: write [ID=]KIND[:FILE][:vfs=N], as in virtio-gpu or"
             f" data=nvme:data.img:vfs=2; kinds: {', '.join(KINDS)}"
         )
-    count = int(virtual["count"]) if virtual else 0
+    count = parse_number("vfs", virtual["count"], VIRTUAL_FUNCTIONS) if virtual else 0
     hardware = parse(match["kind"], Words(source=match["source"] or "", virtual_functions=count))
     return ColdDevice(
         id=match["id"] or f"cold{number}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -16,7 +17,11 @@ from innkeeper.shim.spec import LEAST_MEMORY, MIB
 if TYPE_CHECKING:
     from innkeeper.shim.spec import VmSpec
 
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
+# Ends of ranges that are far from everything real, and well within 64 bits.
+_SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?B)?", re.IGNORECASE)
+_LARGEST_SIZE = 1 << 50
+_LAST_ID = 2**32 - 2
+_LONGEST_CALL = 10**9
 _UNITS = {"": 20, "K": 10, "M": 20, "G": 30, "T": 40}
 _DISK = re.compile(r"(?P<file>.+?):(?P<mount>/[^:]*)(?P<words>(?::[^:]+)*)")
 
@@ -111,7 +116,12 @@ MaxMemoryOption = Annotated[
     str, typer.Option(metavar="SIZE", help="What its memory can grow to by `device attach`.")
 ]
 MaxCpusOption = Annotated[
-    int, typer.Option(metavar="N", help="What its CPUs can grow to by `device attach`.")
+    int,
+    typer.Option(
+        metavar="N",
+        help="What its CPUs can grow to by `device attach`.",
+        show_default="as many as --cpus",
+    ),
 ]
 ColdOption = Annotated[
     list[str] | None,
@@ -168,7 +178,36 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r}: write a size as in 512M or 2G")
-    return int(match[1]) << _UNITS[match[2].upper()]
+    size = int(match[1]) << _UNITS[match[2].upper()]
+    if size > _LARGEST_SIZE:
+        raise typer.BadParameter(f"{text}: not possible, at most {_LARGEST_SIZE >> 40}T")
+    return size
+
+
+def parse_number(name: str, text: str, range_: range) -> int:
+    """Raises typer.BadParameter, with the name and the range."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise typer.BadParameter(f"{name} {text}: write a number, {_in_words(range_)}")
+    return check_number(name, int(text), range_)
+
+
+def check_number(name: str, number: int, range_: range) -> int:
+    """Raises typer.BadParameter: protobuf's own error for what its fields can't hold
+    says neither which nor what they can."""
+    if number not in range_:
+        raise typer.BadParameter(f"{name} {number}: not possible, {_in_words(range_)}")
+    return number
+
+
+def check_seconds(name: str, seconds: float) -> float:
+    """Raises typer.BadParameter: gRPC takes an impossible deadline for one that has passed."""
+    if not (math.isfinite(seconds) and 0 <= seconds <= _LONGEST_CALL):
+        raise typer.BadParameter(f"{name} {seconds:g}: not possible, 0 to {_LONGEST_CALL}")
+    return seconds
+
+
+def _in_words(range_: range) -> str:
+    return f"{range_.start} to {range_.stop - 1}"
 
 
 def parse_memory(text: str) -> int:
@@ -215,6 +254,8 @@ def parse_user(text: str) -> tuple[int, int] | None:
     if not re.fullmatch(r"\d+(:\d+)?", text):
         raise typer.BadParameter(f"{text!r}: write numbers, UID or UID:GID")
     uid, _, gid = text.partition(":")
+    if max(len(uid), len(gid)) > len(str(_LAST_ID)) or max(int(uid), int(gid or 0)) > _LAST_ID:
+        raise typer.BadParameter(f"{text}: not possible, at most {_LAST_ID} each")
     return (int(uid), int(gid or uid))
 
 

@@ -22,7 +22,7 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpc import aio
 
@@ -34,6 +34,7 @@ from innkeeper.shim.progress import Phase, Progress, parse
 from innkeeper.shim.proxy import CHANNEL_OPTIONS
 from innkeeper.shim.spec import ColdDevice, ColdDisk, VmSpec
 from innkeeper.shim.statedir import StateDir, VmPaths, is_locked
+from innkeeper.shim.vm import check_grace
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
@@ -131,6 +132,12 @@ class Vm:
             answer = await self._ask(host.ListPorts(host_pb2.ListPortsRequest()))
         return tuple(answer.ports)
 
+    async def query(self, command: str) -> Any:
+        """QEMU's answer to one of its own questions, as in "query-pci"."""
+        async with self._host() as host:
+            answer = await self._ask(host.Query(host_pb2.QueryQemuRequest(command=command)))
+        return json.loads(answer.answer)
+
     async def stop(self, grace: float = 10) -> bool:
         """True when the guest powered itself off; see `end`."""
         return (await self.end(grace)).clean
@@ -138,7 +145,10 @@ class Vm:
     async def end(self, grace: float = 10) -> Ending:
         """Returns when daemon and QEMU are gone. QEMU is ended when the guest does
         not power itself off within `grace` seconds. A daemon that does not do it
-        is killed, and QEMU with it."""
+        is killed, and QEMU with it. Raises BAD_FIELD, with nothing done."""
+        # Here already: gRPC takes an impossible deadline for one that has passed, and a
+        # daemon that has not answered is killed.
+        check_grace(grace)
         gone = _Process(self.daemon_pid, self._paths)
         with gone:
             ending = await self._ask_to_stop(grace)
@@ -264,10 +274,13 @@ def find_vm(name: str, state: StateDir | None = None) -> Vm:
     vm = _read(name, paths) if is_locked(paths) else None
     if vm is None:
         names = ", ".join(vm.name for vm in list_vms(state))
+        hint = f"these run: {names}" if names else "none runs; see: innkeeper vm start --help"
+        if (logs := state.failed(name)).is_dir():
+            hint = f"logs of the last one of that name that failed: {logs}; {hint}"
         raise ShimError(
             Reason.UNKNOWN_VM,
             f"VM {name}: does not run",
-            hint=f"these run: {names}" if names else "none runs; see: innkeeper vm start --help",
+            hint=hint,
             fields={"name": name},
         )
     return vm

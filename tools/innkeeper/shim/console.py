@@ -1,20 +1,24 @@
-"""The guest's console, as it comes: its last lines for errors, its beginning for progress.
+"""The guest's console, as it comes: all of it to its log, its last lines for errors,
+its beginning for progress.
 
-QEMU itself writes the whole of it to console.log, so that nothing is missing
-there even when the daemon hangs.
+QEMU could write the log itself (`logfile=`), but it writes a byte once more
+whenever its other end was full and it has to try again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
 from innkeeper.shim.errors import printable
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
+    from io import FileIO
+
+    from innkeeper.shim.console_log import ConsoleLog
 
 _KEPT_LINES = 30
 _LONGEST_LINE = 400
@@ -22,10 +26,11 @@ _READ = 16384
 
 
 class Console:
-    """Reads one end of a socket pair; QEMU's serial port has the other."""
+    """Reads one end of a pipe; QEMU's serial port has the other."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: FileIO, log: ConsoleLog) -> None:
         self._end = end
+        self._log = log
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest = b""
         self._handlers: list[Callable[[str], None]] = []
@@ -37,11 +42,15 @@ class Console:
         self._handlers.append(handler)
 
     async def follow(self) -> None:
-        """Reads until QEMU closes its end."""
-        self._end.setblocking(False)  # noqa: FBT003 - its own signature
-        loop = asyncio.get_running_loop()
-        with self._end:
-            while data := await self._receive(loop):
+        """Reads until QEMU closes its end, which is when everything that the guest said
+        has been read, however QEMU ended."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self._end
+        )
+        with contextlib.closing(transport), contextlib.closing(self._log):
+            while data := await reader.read(_READ):
+                self._log.write(data)
                 self.feed(data)
         self._take_rest()
 
@@ -57,12 +66,6 @@ class Console:
         """The last lines, without escape sequences; the unfinished one too."""
         unfinished = _clean(self._rest)
         return (*self._lines, unfinished) if unfinished else tuple(self._lines)
-
-    async def _receive(self, loop: asyncio.AbstractEventLoop) -> bytes:
-        try:
-            return await loop.sock_recv(self._end, _READ)
-        except ConnectionError:
-            return b""
 
     def _take_rest(self) -> None:
         rest, self._rest = self._rest, b""

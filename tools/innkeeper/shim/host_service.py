@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 from contextlib import asynccontextmanager
@@ -15,11 +14,11 @@ from innkeeper.shim.errors import Reason, ShimError, clip
 from innkeeper.shim.plug import check_timeout
 from innkeeper.shim.plugged import DeviceState, Wanted
 from innkeeper.shim.table import MOST_FUNCTIONS
-from innkeeper.shim.vm import DEFAULT_GRACE
+from innkeeper.shim.vm import check_grace
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from grpc import aio
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _QUESTION = re.compile(r"query-[a-z0-9-]{1,60}")
-_LONGEST_GRACE = 600.0
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +44,7 @@ class HostService(host_pb2_grpc.HostServicer):
         self, _request: host_pb2.DescribeVmRequest, _context: Context
     ) -> host_pb2.VmDescription:
         parts = self._vm.parts
+        grown = parts.table.growth
         return host_pb2.VmDescription(
             name=parts.shape.name,
             state=self._vm.state,
@@ -57,8 +56,8 @@ class HostService(host_pb2_grpc.HostServicer):
             image=str(parts.shape.image.directory),
             first_answer_micros=self._vm.first_answer_micros,
             free_ports=len(parts.table.ports.free),
-            memory=parts.shape.memory,
-            cpus=parts.shape.cpus,
+            memory=parts.shape.memory + grown.memory,
+            cpus=parts.shape.cpus + grown.cpus,
         )
 
     async def Plug(  # noqa: N802
@@ -69,7 +68,11 @@ class HostService(host_pb2_grpc.HostServicer):
             wanted = _wanted(request, self._vm.parts.shape.setting)
             self._vm.require_running()
             await self._vm.until_answered(timeout)
-            usable = await self._vm.parts.plugger.plug(wanted, timeout, request.port)
+            try:
+                usable = await self._vm.parts.plugger.plug(wanted, timeout, request.port)
+            except ShimError as error:
+                hint_at_flavour(error, wanted, self._vm.parts.shape.image.flavour)
+                raise
             return host_pb2.PlugResponse(
                 attached=usable.attached, usable_micros=usable.micros, online=usable.online
             )
@@ -102,7 +105,11 @@ class HostService(host_pb2_grpc.HostServicer):
         return host_pb2.ListPortsResponse(
             ports=[
                 host_pb2.Port(
-                    name=port.name, pci_path=port.pci_path, devices=inside.get(port.name, ())
+                    name=port.name,
+                    pci_path=port.pci_path,
+                    devices=inside.get(port.name, ()),
+                    large_window=port.roomy,
+                    used_up=table.ports.is_spent(port),
                 )
                 for port in table.ports.ports
             ]
@@ -121,9 +128,22 @@ class HostService(host_pb2_grpc.HostServicer):
         self, request: host_pb2.StopVmRequest, context: Context
     ) -> host_pb2.StopVmResponse:
         async with _answering(context):
-            clean = await self._vm.stop(_grace(request.grace_seconds))
+            clean = await self._vm.stop(check_grace(request.grace_seconds))
             why = "" if clean else self._vm.why_ended
             return host_pb2.StopVmResponse(clean=clean, ended_because=why)
+
+
+def hint_at_flavour(error: ShimError, wanted: Sequence[Wanted], flavour: str) -> None:
+    """A guest knows that it has no driver, and not which image of ours would have."""
+    lacking = [
+        f"{each.hardware.model} wants an image of flavour {each.hardware.flavour}, as in:"
+        f" innkeeper vm start NAME --image {each.hardware.flavour}"
+        for each in wanted
+        if each.hardware.flavour not in ("", flavour)
+    ]
+    not_ready = error.fields.get("guest_reason") == "DEVICE_NOT_READY"
+    if lacking and not_ready and "no driver" in error.message:
+        error.hint = lacking[0]
 
 
 def check_id(device_id: str) -> str:
@@ -170,24 +190,14 @@ def _question(command: str) -> str:
     return command
 
 
-def _grace(seconds: float) -> float:
-    if not (math.isfinite(seconds) and 0 <= seconds <= _LONGEST_GRACE):
-        raise ShimError(
-            Reason.BAD_FIELD,
-            f"grace_seconds {seconds}: not possible",
-            hint=f"0 (for {DEFAULT_GRACE:g}) to {_LONGEST_GRACE:g}",
-            fields={"field": "grace_seconds"},
-        )
-    return seconds or DEFAULT_GRACE
-
-
 def _told(function: Function, plug: Plug) -> host_pb2.PluggedDevice:
+    # One word for both ways of leaving, of which only one was asked for.
     leaving = plug.state in (DeviceState.UNPLUGGING, DeviceState.LEAVING)
     return host_pb2.PluggedDevice(
         id=function.id,
         pci_path=function.pci_path,
         source=function.hardware.source,
-        state="leaving" if leaving else "plugged",
+        state="leaving" if leaving else plug.state,
         model=function.hardware.model,
         port=plug.port.name if plug.port is not None else "",
         not_removable=plug.not_removable,

@@ -30,6 +30,7 @@ PROGRAM = "qemu-system-x86_64"
 QEMU_VARIABLE = "INNKEEPER_QEMU"
 ROOT_SERIAL = "innkeeper-root"
 MEMORY_ID = "memory"
+_CONSOLE_SET = 1
 
 # Off: what q35 brings by itself and nobody here uses. HPET and PIT stay, they
 # are how a kernel without KVM's clock finds out how fast its TSC runs.
@@ -70,11 +71,13 @@ class GuestLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipes:
-    """Descriptors that QEMU inherits: connected sockets, so that nothing has to
-    be looked up, waited for or guarded in a directory."""
+    """Descriptors that QEMU inherits: connected, so that nothing has to be looked up,
+    waited for or guarded in a directory."""
 
     monitor: int
+    """A socket."""
     console: int
+    """The writing end of a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,7 @@ class MachineShape:
             vm=self.name,
             shared_memory=self.link.shared_memory,
             max_memory=self.max_memory,
+            room=max(self.max_memory - self.memory, 0),
             nvdimm=self.nvdimm,
             emulated=self.accel is Accelerator.TCG,
             more_cpus=max(self.max_cpus - self.cpus, 0),
@@ -203,9 +207,9 @@ class MachineShape:
         )
 
     def _console_and_monitor(self, pipes: Pipes) -> tuple[str, ...]:
-        log = _escape(str(self.console_log))
         return (
-            *("-chardev", f"socket,id=console,fd={pipes.console},logfile={log}"),
+            *("-add-fd", f"fd={pipes.console},set={_CONSOLE_SET}"),
+            *("-chardev", f"file,id=console,path=/dev/fdset/{_CONSOLE_SET},append=on"),
             *("-serial", "chardev:console"),
             *("-chardev", f"socket,id=monitor,fd={pipes.monitor}"),
             *("-mon", "chardev=monitor,mode=control"),

@@ -69,13 +69,8 @@ class Plugger:
         self._run_in_background(self._watch_monitor())
 
     def list(self) -> tuple[tuple[Function, Plug], ...]:
-        """By id; what is only coming is not in it."""
-        found = (
-            (function, plug)
-            for plug in self._table.plugs
-            for function in plug.functions
-            if plug.state is not DeviceState.PLUGGING
-        )
+        """By id; what is coming and what is leaving too."""
+        found = ((function, plug) for plug in self._table.plugs for function in plug.functions)
         return tuple(sorted(found, key=lambda each: each[0].id))
 
     async def plug(self, wanted: Sequence[Wanted], timeout: float, port: str = "") -> Usable:
@@ -176,7 +171,7 @@ class Plugger:
         self._table.number_pmem(plug)
         for function in plug.functions:
             await self._require_known(function.hardware)
-            function.hardware = await function.hardware.resolve(self._monitor)
+            function.hardware = await function.hardware.resolve(function.names, self._monitor)
             for backend in function.hardware.backends(function.names):
                 # Before the command: a caller that leaves meanwhile has it undone.
                 plug.opened.append(backend)
@@ -203,10 +198,20 @@ class Plugger:
         except QemuRefusedError as error:
             told = function.hardware.explain(error)
             told.fields["id"] = function.id
+            if told.reason is Reason.FILE_IN_USE:
+                self._tell_owner(function, told)
             if command == "device_add" and told is error and "bus" in arguments:
                 error.message = f"{error.message} (bus {arguments['bus']})"
                 error.fields["bus"] = str(arguments["bus"])
             raise told from error
+
+    def _tell_owner(self, function: Function, error: ShimError) -> None:
+        """QEMU's lock tells that somebody has the file, and not who: it may be this VM."""
+        owner = self._table.owner_of(function)
+        if owner:
+            error.message = f"disk file {function.hardware.source}: it is device {owner} of this VM"
+            error.hint = f"detach {owner} first, or plug it read-only both times"
+            error.fields["by"] = owner
 
     async def _plug_once(self, plug: Plug, deadline: float) -> Usable | None:
         """None when something was removed before the guest had answered.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import shutil
 import socket
 import time
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from innkeeper.shim import commands
 from innkeeper.shim.console import Console
+from innkeeper.shim.console_log import ConsoleLog
 from innkeeper.shim.errors import Reason, ShimError, with_tail
 from innkeeper.shim.logs import tail
 from innkeeper.shim.machine import PROGRAM, QEMU_VARIABLE, MachineShape, Pipes
@@ -23,9 +26,11 @@ from innkeeper.shim.qmp import Monitor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from io import FileIO
     from pathlib import Path
 
 _QUIT_LIMIT = 5.0
+_CONSOLE_ROOM = 1 << 20
 # For a QEMU that has given up, to say why and end by itself.
 _LAST_WORDS = 1.0
 
@@ -68,15 +73,21 @@ class Qemu:
 
     @classmethod
     async def _spawn(cls, shape: MachineShape, monitor: socket.socket, log: Path) -> Qemu:
-        console_end, guest_end = socket.socketpair()
-        with guest_end, log.open("ab") as output:
-            pipes = Pipes(monitor=monitor.fileno(), console=guest_end.fileno())
-            process = await commands.spawn_tied(
-                shape.argv(pipes),
-                output=output.fileno(),
-                pass_fds=(pipes.monitor, pipes.console),
-            )
-        return cls(process, Console(console_end), log)
+        console, guest_end = _console_pipe()
+        try:
+            with log.open("ab") as output:
+                pipes = Pipes(monitor=monitor.fileno(), console=guest_end)
+                process = await commands.spawn_tied(
+                    shape.argv(pipes),
+                    output=output.fileno(),
+                    pass_fds=(pipes.monitor, pipes.console),
+                )
+            return cls(process, Console(console, ConsoleLog(shape.console_log)), log)
+        except BaseException:
+            console.close()
+            raise
+        finally:
+            os.close(guest_end)
 
     @property
     def pid(self) -> int:
@@ -148,6 +159,15 @@ class Qemu:
     async def _note_end(self) -> None:
         await self._process.wait()
         self.gone.set()
+
+
+def _console_pipe() -> tuple[FileIO, int]:
+    """Our end and QEMU's. A serial port drops what its other end has no room for, and
+    QEMU writes byte by byte: of those a pipe holds far more than a socket."""
+    ours, theirs = os.pipe()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _CONSOLE_ROOM)
+    return os.fdopen(ours, "rb", buffering=0), theirs
 
 
 def require_program(program: str, package: str) -> None:

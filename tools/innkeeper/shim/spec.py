@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.sizes import in_words
 from innkeeper.shim.statedir import check_name
 
 MIB = 1 << 20
@@ -16,7 +17,7 @@ MOST_PORTS = 64
 # With less, kernel and agent have too little beside a small container: the agent
 # is killed for memory, again and again.
 LEAST_MEMORY = 192 * MIB
-_MOST_CPUS = 64
+MOST_CPUS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +85,12 @@ class VmSpec:
         """Raises BAD_FIELD, naming the field."""
         check_name(self.name)
         _require(self.memory >= LEAST_MEMORY and self.memory % MIB == 0, "memory", self.memory)
-        _require(1 <= self.cpus <= _MOST_CPUS, "cpus", self.cpus)
+        _require(1 <= self.cpus <= MOST_CPUS, "cpus", self.cpus)
         _require(0 <= self.ports <= MOST_PORTS, "ports", self.ports)
         room = not self.max_memory or (self.max_memory > self.memory and self.max_memory % MIB == 0)
         _require(room, "max_memory", self.max_memory)
         _require(self.max_memory or not self.nvdimm, "nvdimm", self.nvdimm)
-        many = not self.max_cpus or self.cpus <= self.max_cpus <= _MOST_CPUS
+        many = not self.max_cpus or self.cpus <= self.max_cpus <= MOST_CPUS
         _require(many, "max_cpus", self.max_cpus)
         finite = math.isfinite(self.boot_timeout) and self.boot_timeout >= 0
         _require(finite, "boot_timeout", self.boot_timeout)
@@ -112,21 +113,26 @@ class VmSpec:
 
 _RULES = {
     "memory": f"whole MiB, at least {LEAST_MEMORY // MIB} MiB",
-    "cpus": f"1 to {_MOST_CPUS}",
+    "cpus": f"1 to {MOST_CPUS}",
     "ports": f"0 to {MOST_PORTS}",
     "max_memory": "whole MiB, more than the memory",
-    "max_cpus": f"as many as the CPUs or more, up to {_MOST_CPUS}",
-    "nvdimm": "only together with max_memory",
+    "max_cpus": f"as many as the CPUs or more, up to {MOST_CPUS}",
+    "nvdimm": "only together with max_memory, as in: --nvdimm --max-memory 4G",
     "boot_timeout": "seconds, 0 for the default",
     "cmdline": "printable ASCII",
 }
+
+
+def _shown(field: str, value: object) -> str:
+    is_size = field.endswith("memory") and isinstance(value, int)
+    return in_words(value) if is_size else repr(value)  # type: ignore[arg-type]
 
 
 def _require(good: object, field: str, value: object) -> None:
     if not good:
         raise ShimError(
             Reason.BAD_FIELD,
-            f"{field} {value!r}: not possible",
+            f"{field} {_shown(field, value)}: not possible",
             hint=_RULES[field],
             fields={"field": field},
         )

@@ -44,7 +44,7 @@ _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 _FAILED = ".failed"
 _KEPT_FAILURES = 10
-_KEPT_LOGS = ("daemon.log", "qemu.log", "console.log")
+_KEPT_LOGS = ("daemon.log", "qemu.log", "console.log", "console.log.boot", "console.log.1")
 
 
 def check_name(name: str) -> str:

@@ -5,10 +5,11 @@ All of it is synchronous, so two calls at once never get the same one.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from innkeeper.shim.errors import Reason, ShimError
-from innkeeper.shim.hardware import Names, Place
+from innkeeper.shim.hardware import Growth, Names, Place
 from innkeeper.shim.hardware.base import bad_field
 from innkeeper.shim.hardware.pmem import Nvdimm, VirtioPmem
 from innkeeper.shim.hardware.scsi import ScsiController, ScsiDisk
@@ -38,6 +39,12 @@ class Table:
     @property
     def plugs(self) -> tuple[Plug, ...]:
         return tuple(dict.fromkeys(self._by_id.values()))
+
+    @property
+    def growth(self) -> Growth:
+        """What the guest got by hot-plug, and has now."""
+        there = (plug for plug in self.plugs if plug.state is DeviceState.PLUGGED)
+        return sum((plug.growth for plug in there), Growth())
 
     def admit(self, wanted: Sequence[Wanted], port: str = "") -> Plug:
         """Takes ids and a place. Raises BAD_FIELD, ID_IN_USE, PORT_POOL_EMPTY,
@@ -89,6 +96,16 @@ class Table:
             for each in other.functions
             if isinstance(each.hardware, ScsiDisk) and each.hardware.controller in ids
         )
+
+    def owner_of(self, function: Function) -> str:
+        """Id of another device that is made of the same file; empty when there is none."""
+        file = os.path.realpath(function.hardware.source)
+        for plug in self.plugs:
+            for other in plug.functions:
+                source = other.hardware.source
+                if other is not function and source and os.path.realpath(source) == file:
+                    return other.id
+        return ""
 
     def number_pmem(self, plug: Plug) -> None:
         """The guest numbers persistent memory as it comes, and it never goes.

@@ -248,22 +248,43 @@ class PortPool:
         if spent:
             self._spent.add(port.name)
 
+    def is_spent(self, port: Port) -> bool:
+        """Whether it takes no display any more."""
+        return port.name in self._spent
+
     def _first(self, needs: Needs) -> Port:
         for port in self.free:
             if self._will_do(port, needs):
                 return port
+        raise self._none_left(needs)
+
+    def _none_left(self, needs: Needs) -> ShimError:
         kind = "PCI Express port" if needs.express else "port"
         kind = f"{kind} with a large window" if needs.roomy else kind
-        raise ShimError(
+        fitting = [port for port in self.ports if self._fits(port, needs)]
+        spent = [port.name for port in fitting if self._is_used_up(port, needs)]
+        taken = [port.name for port in fitting if port.name not in spent]
+        why = [f"{', '.join(taken)} taken"] if taken else []
+        hint = "detach a device, or start the VM with more ports"
+        if spent:
+            why.append(f"QEMU still holds displays that were in {', '.join(spent)}")
+            hint = "for displays each port serves once: start another VM"
+            hint = f"detach a device from {', '.join(taken)}; {hint}" if taken else hint
+        return ShimError(
             Reason.PORT_POOL_EMPTY,
-            f"no free {kind}: all {len(self.ports)} are taken",
-            hint="detach a device, or start the VM with more ports",
-            fields={"ports": len(self.ports)},
+            f"no free {kind}: {'; '.join(why) or 'the VM has none'}",
+            hint=hint,
+            fields={"ports": len(self.ports), "used_up": ", ".join(spent)},
         )
 
     def _will_do(self, port: Port, needs: Needs) -> bool:
-        fits = (port.express or not needs.express) and (port.roomy or not needs.roomy)
-        return fits and not (needs.unspent and port.name in self._spent)
+        return self._fits(port, needs) and not self._is_used_up(port, needs)
+
+    def _fits(self, port: Port, needs: Needs) -> bool:
+        return (port.express or not needs.express) and (port.roomy or not needs.roomy)
+
+    def _is_used_up(self, port: Port, needs: Needs) -> bool:
+        return needs.unspent and port.name in self._spent
 
     def _named(self, name: str, needs: Needs) -> Port:
         fields: dict[str, object] = {"port": name}
@@ -273,8 +294,9 @@ class PortPool:
             if name in self._taken:
                 raise ShimError(Reason.PORT_IN_USE, f"port {name}: is taken", fields=fields)
             if needs.unspent and name in self._spent:
-                message = f"port {name}: QEMU still holds something of the device before"
-                raise ShimError(Reason.PORT_IN_USE, message, fields=fields)
+                message = f"port {name}: QEMU still holds the display that was in it"
+                hint = "take another, or a new VM; for other devices it is free"
+                raise ShimError(Reason.PORT_IN_USE, message, hint=hint, fields=fields)
             return port
         names = ", ".join(port.name for port in self.ports) or "it has none"
         hint = f"its ports: {names}"

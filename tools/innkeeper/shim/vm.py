@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -22,11 +23,24 @@ if TYPE_CHECKING:
     from innkeeper.shim.table import Table
 
 DEFAULT_GRACE = 10.0
+LONGEST_GRACE = 600.0
 
 # How PID 1 begins what it says on the console.
 _PID1_MARK = "innkeeper: "
 
 _log = logging.getLogger(__name__)
+
+
+def check_grace(seconds: float) -> float:
+    """A request's grace: 0 is the default; raises BAD_FIELD."""
+    if not (math.isfinite(seconds) and 0 <= seconds <= LONGEST_GRACE):
+        raise ShimError(
+            Reason.BAD_FIELD,
+            f"grace_seconds {seconds}: not possible",
+            hint=f"0 (for {DEFAULT_GRACE:g}) to {LONGEST_GRACE:g}",
+            fields={"field": "grace_seconds"},
+        )
+    return seconds or DEFAULT_GRACE
 
 
 class VmState(StrEnum):
@@ -58,6 +72,8 @@ class RunningVm:
         """Why `stop` had to end QEMU; empty while it did not."""
         self._answered = asyncio.Event()
         self._stopping: asyncio.Task[bool] | None = None
+        # And did not end by itself before, of which there is more to tell.
+        self._was_stopped = False
 
     async def boot(self, limit: float, report: Callable[[Progress], None]) -> None:
         """Returns with the agent's first answer; raises BOOT_FAILED, with the console's tail."""
@@ -96,6 +112,8 @@ class RunningVm:
 
     async def why_gone(self) -> ShimError | None:
         """Why calls to the guest fail, when it is because QEMU has ended."""
+        if self._was_stopped:
+            return ShimError(Reason.STOPPING, f"VM {self.parts.shape.name}: was stopped")
         if await self.parts.qemu.is_alive():
             return None
         await self.parts.qemu.gone.wait()
@@ -109,6 +127,7 @@ class RunningVm:
         """
         if self._stopping is None:
             self.state = VmState.STOPPING
+            self._was_stopped = not self.parts.qemu.gone.is_set()
             self._stopping = asyncio.create_task(self._stop(grace))
         return await asyncio.shield(self._stopping)
 

@@ -301,6 +301,24 @@ async def test_links_by_path_come_and_go(tmp_path: Path) -> None:
         assert not by_path.exists()
 
 
+async def test_files_are_noted_before_they_are_made(tmp_path: Path) -> None:
+    """So that they go again when the agent dies in the middle, as `give_back` has it."""
+    async with bench(tmp_path) as guest:
+        function = trees.gpu(guest.sysfs, guest.sysfs.port_with_slot(), BDF, driver="xe")
+        trees.drm(guest.sysfs, function, card=0, render=128)
+        by_path = guest.sysfs.roots.dev / "dri/by-path"
+        noted: list[bool] = []
+        asked = request("g1", "02/00", ANY)
+        async with UndoStack("attach") as undo:
+            whole = job(hands(guest, "g1"), asked, undo)
+            whole = replace(whole, note=lambda _: noted.append(by_path.exists()))
+            await GpuDevices(trees.FakeNodes(guest.sysfs)).take(whole)
+            undo.commit()
+        assert noted == [False]
+        await give_back(guest)
+        assert not by_path.exists()
+
+
 async def test_links_of_others_are_left_alone(tmp_path: Path) -> None:
     async with bench(tmp_path) as guest:
         sysfs = guest.sysfs

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.addresses import ScsiAddress
 from agent.core.errors import AgentError, Code, Reason
 from agent.core.holding import Holder, HolderKind
-from agent.core.kinds import CommonExpectation, CommonInfo, DriverName, RngExpectation
+from agent.core.kinds import (
+    BlockExpectation,
+    CommonExpectation,
+    CommonInfo,
+    DriverName,
+    RngExpectation,
+)
 from agent.core.model import AttachedDevice, DeviceRequest, DeviceState
 from agent.core.pci import parse_address
 from agent.core.places import Place
@@ -233,6 +240,42 @@ async def test_who_uses_a_virtual_function_uses_the_card(
     assert json.loads(error.fields["holders"]) == [{"kind": "container", "name": "web"}]
     lab.devices.release("r1", "container web")
     await lab.devices.prepare_detach("card")
+
+
+async def test_who_uses_a_disk_uses_its_adapter(lab: DeviceBench) -> None:
+    """A SCSI disk came after its adapter was attached, and is mounted: taking the adapter
+    out would take the disk from under the mount."""
+    adapter = lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0" / BDF
+    await lab.devices.attach(RNG)
+    unit = adapter / "virtio1/host0/target0:0:0/0:0:0:1"
+    lab.sysfs.disk(unit / "block", "sda", dev="8:0")
+    lab.sysfs.link(lab.sysfs.sys / "bus/scsi/devices/0:0:0:1", str(unit))
+    lun = DeviceRequest(
+        id="lun", address=ScsiAddress.parse("[02/00]*:0:0:1"), kind=BlockExpectation()
+    )
+    await lab.devices.attach(lun)
+    lab.devices.hold("lun", "storage data")
+    behind = {"kind": "stacked", "name": "lun"}
+    for call in (lab.devices.prepare_detach("r1"), lab.devices.release_device("r1")):
+        error = await refused(call, Reason.STILL_IN_USE)
+        mount = {"kind": "storage", "name": "data"}
+        assert json.loads(error.fields["holders"]) == [behind, mount]
+    assert lab.users.nodes["r1"] == ["sda"]
+    lab.devices.release("lun", "storage data")
+    error = await refused(lab.devices.prepare_detach("r1"), Reason.STILL_IN_USE)
+    assert json.loads(error.fields["holders"]) == [behind]
+    await lab.devices.release_device("lun")
+    await lab.devices.prepare_detach("r1")
+
+
+async def test_a_disk_that_stays_is_forgotten_under_its_users(lab: DeviceBench) -> None:
+    """Nothing was changed for it, so there is nothing that a user could be deprived of."""
+    lab.sysfs.remove(lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0" / BDF)
+    lab.sysfs.virtio_disk(lab.sysfs.sys / "devices/pci0000:00/0000:00:02.0", BDF)
+    await lab.devices.attach(request("root"))
+    lab.users.found = USERS
+    await lab.devices.release_device("root")
+    assert lab.devices.list() == ()
 
 
 async def test_a_removal_that_the_kernel_refuses_leaves_it_usable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -322,6 +322,15 @@ async def test_already_the_source_there_is_nothing_to_give_back(tmp_path: Path) 
         taken = await made.attach()
         assert (taken.kept, made.bench.files.writes) == ({}, [])
         await made.detach(taken)
+        assert made.rngs.current == "virtio_rng.1"
+
+
+async def test_a_switched_driver_alone_is_not_this_classes_to_give_back(tmp_path: Path) -> None:
+    """What is kept for a device has the manager's own part in it, too."""
+    async with guest(tmp_path) as made:
+        made.rngs.choose("virtio_rng.1")
+        taken = await made.attach()
+        await made.detach(replace(taken, kept={"driver 0000:02:00.0": "{}"}))
         assert made.rngs.current == "virtio_rng.1"
 
 

@@ -174,6 +174,14 @@ def test_the_status_has_the_permissions_that_came_of_it() -> None:
     assert letters == {"d": "w", "a": "rwm", "p": "mr", "nic": "rwm"}
 
 
+def test_a_grant_that_gives_nothing_is_refused() -> None:
+    """A NIC has no node; what it gives is the translation of the host's address, if any."""
+    with pytest.raises(AgentError, match="nothing by which the host knows it"):
+        grant_device(DeviceGrant(device_id="nic"), attached("nic"))
+    known = (HostTuple(type="pci", id="0000:3b:02.1"),)
+    assert grant_device(DeviceGrant(device_id="nic"), attached("nic", host=known)).addresses
+
+
 def test_what_the_host_knows_of_a_device() -> None:
     tuples = (
         HostTuple(type="pci", id="0000:3B:02.1"),

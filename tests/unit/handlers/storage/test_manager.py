@@ -7,12 +7,14 @@ import errno
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.core.errors import AgentError, Code, Reason
 from agent.core.fileops import MountCall
+from agent.core.model import DeviceNode, NodeType
 from agent.handlers.storage.block import BlockStorage
 from agent.handlers.storage.manager import _by_source
 from agent.handlers.storage.records import from_data, to_data
@@ -83,6 +85,18 @@ async def test_a_device_that_is_not_attached(lab: StorageBench) -> None:
     error = await refused(lab.storages.attach(storage(device_id="other")), Reason.UNKNOWN_DEVICE)
     assert error.code is Code.NOT_FOUND
     assert lab.traces() == before
+
+
+async def test_a_device_without_a_disk(lab: StorageBench) -> None:
+    """A NIC, or a disk that was given to VFIO: there is nothing to mount."""
+    devices = lab.lab.devices
+    entry = devices._table.entry("disk")
+    group = DeviceNode(path="/dev/vfio/7", type=NodeType.CHAR, major=240, minor=0)
+    for nodes in ((), (group,)):
+        devices._table.put(replace(entry, device=replace(entry.device, nodes=nodes)))
+        error = await refused(lab.storages.attach(storage()), Reason.BAD_FIELD)
+        assert "device disk has no block device" in error.message
+    assert devices.get("disk").users == frozenset()
 
 
 @pytest.mark.parametrize("fs_type", ["", "proc", "fuse", "overlay", "nfs", "Ext4", "ext4 "])

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.unit, pytest.mark.devices]
 
 MIB = 1 << 20
 NAMES = Names(id="x", number=7)
-SETTING = Setting(vm="web", max_memory=4096 * MIB, nvdimm=True, more_cpus=4)
+SETTING = Setting(vm="web", max_memory=4096 * MIB, room=3584 * MIB, nvdimm=True, more_cpus=4)
 
 
 def kind(setting: Setting = SETTING, **message: Any) -> Hardware:
@@ -229,9 +229,12 @@ def test_memory_of_a_vm_without_room_is_not_pluggable(tmp_path: Path) -> None:
         {"pmem": pmem(tmp_path / "pmem", 128 * MIB)},
     ):
         assert refusal(bare, **message).reason is Reason.NOT_PLUGGABLE
-    grows = Setting(vm="web", max_memory=4096 * MIB)
+    grows = Setting(vm="web", max_memory=4096 * MIB, room=3584 * MIB)
     nvdimm = pmem(tmp_path / "pmem", 128 * MIB, host_pb2.PMEM_MODEL_NVDIMM)
-    assert refusal(grows, pmem=nvdimm).reason is Reason.NOT_PLUGGABLE
+    for setting in (bare, grows):
+        error = refusal(setting, pmem=nvdimm)
+        assert error.reason is Reason.NOT_PLUGGABLE
+        assert "--nvdimm and --max-memory" in error.hint
 
 
 def test_a_dimm_can_go_and_virtio_mem_can_not() -> None:
@@ -249,9 +252,30 @@ def test_a_dimm_can_go_and_virtio_mem_can_not() -> None:
     assert virtio.not_removable
 
 
+@pytest.mark.parametrize("size", [4096 * MIB + 128 * MIB, 1 << 63, (1 << 64) - 128 * MIB])
+def test_memory_beyond_all_that_the_vm_can_have_is_not_asked_for(size: int) -> None:
+    """QEMU's size_t wraps when it adds a page: for the last one it did not refuse, but ended,
+    and the VM with it."""
+    assert refusal(memory=host_pb2.Memory(size=size)).reason is Reason.MEMORY_EXHAUSTED
+
+
+def test_too_much_memory_is_told_with_what_fits() -> None:
+    error = refusal(memory=host_pb2.Memory(size=64 << 30))
+    message = "device x: no room for 64 GiB of memory, only for 3.5 GiB in all"
+    assert error.message.startswith(message)
+
+
+def test_an_odd_size_of_memory_is_told_with_its_unit() -> None:
+    error = refusal(memory=host_pb2.Memory(size=100 * MIB))
+    assert (error.message, error.hint) == (
+        "memory of 100 MiB: not possible",
+        "a whole number of 128 MiB",
+    )
+
+
 def test_memory_of_a_vm_with_a_helper_is_shared() -> None:
     """vhost-user: another process maps all of the guest's memory."""
-    shared = Setting(vm="web", max_memory=4096 * MIB, shared_memory=True)
+    shared = Setting(vm="web", max_memory=4096 * MIB, room=3584 * MIB, shared_memory=True)
     made = kind(shared, memory=host_pb2.Memory(size=128 * MIB))
     arguments = made.backends(NAMES)[0].arguments
     assert (arguments["qom-type"], arguments["share"]) == ("memory-backend-memfd", True)
@@ -304,6 +328,7 @@ def test_a_host_function_is_given_away_when_vfio_has_it(tmp_path: Path) -> None:
         with pytest.raises(ShimError) as caught:
             check_given(function.name, function.parent)
         assert caught.value.reason is Reason.NOT_GIVEN_AWAY
+        assert caught.value.hint.startswith("innkeeper devices 0000:3b:00.0 says what is in")
         (tmp_path / driver).mkdir()
         (function / "driver").unlink(missing_ok=True)
         (function / "driver").symlink_to(tmp_path / driver)

@@ -46,6 +46,8 @@ class Setting:
     """Another process reads the guest's memory: all of it must be shareable."""
     max_memory: int = 0
     """Bytes that the guest's memory can grow to; 0: it can't."""
+    room: int = 0
+    """Bytes of it that are for memory that comes."""
     nvdimm: bool = False
     emulated: bool = False
     """There is no hypervisor below the guest (TCG)."""
@@ -123,6 +125,8 @@ class Hardware(ABC):
     """Why QEMU can't plug it into a running VM."""
     in_turn: ClassVar[bool] = False
     """The guest knows it by a number or by how much came: only one may be on its way."""
+    flavour: ClassVar[str] = ""
+    """The image flavour whose kernel has a driver for it; empty where all have."""
     since: ClassVar[str] = ""
     """The QEMU that has it first; empty for what all supported ones have."""
 
@@ -153,7 +157,7 @@ class Hardware(ABC):
         """`device_add`'s, besides driver, id and place."""
         return {}
 
-    async def resolve(self, monitor: Monitor) -> Hardware:  # noqa: ARG002 - for kinds that do
+    async def resolve(self, names: Names, monitor: Monitor) -> Hardware:  # noqa: ARG002 - likewise
         """Fills in what only QEMU knows; called right before the first backend."""
         return self
 

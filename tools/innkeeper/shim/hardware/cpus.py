@@ -42,7 +42,7 @@ class Cpus(Hardware):
     def growth(self) -> Growth:
         return Growth(cpus=self.count)
 
-    async def resolve(self, monitor: Monitor) -> Hardware:
+    async def resolve(self, names: Names, monitor: Monitor) -> Hardware:  # noqa: ARG002 - no name
         """Lowest numbers first, so that the guest's numbers have no gaps. Raises CPUS_EXHAUSTED."""
         found = await monitor.execute("query-hotpluggable-cpus")
         free = [each for each in found if "qom-path" not in each]

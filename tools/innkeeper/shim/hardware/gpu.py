@@ -28,6 +28,7 @@ class BochsDisplay(Hardware):
     the same port, since the old one's memory has that name still.
     """
 
+    flavour: ClassVar[str] = "generic"
     silent: ClassVar[bool] = True
     roomy: ClassVar[bool] = True
 
@@ -44,6 +45,7 @@ class VirtioGpu(Hardware):
     """Card and render node. QEMU's displays can't come or go while it runs, so
     its device class takes no hot-plug."""
 
+    flavour: ClassVar[str] = "generic"
     not_pluggable: ClassVar[str] = "QEMU has no hot-plug for virtio-gpu"
     not_removable: ClassVar[str] = not_pluggable
 

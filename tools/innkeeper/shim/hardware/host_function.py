@@ -45,8 +45,9 @@ def check_given(bdf: str, devices: Path) -> None:
         raise ShimError(
             Reason.NOT_GIVEN_AWAY,
             f"host function {bdf}: {state}, and not to {_DRIVER}",
-            hint=f"write {_DRIVER} to {function}/driver_override, unbind it, and write"
-            f" {bdf} to /sys/bus/pci/drivers_probe",
+            # The host may live on it (its disk, its network): what to do is not said
+            # before that was looked at.
+            hint=f"innkeeper devices {bdf} says what is in the way and how to give it away",
             fields=fields | {"driver": bound},
         )
 

@@ -16,11 +16,12 @@ from innkeeper.shim.hardware.base import (
     Setting,
     bad_field,
 )
+from innkeeper.shim.sizes import in_words
 from innkeeper.v1 import host_pb2
 
 if TYPE_CHECKING:
     from innkeeper.shim.errors import ShimError
-    from innkeeper.shim.qmp import QemuRefusedError
+    from innkeeper.shim.qmp import Monitor, QemuRefusedError
 
 
 def parse(message: host_pb2.Memory, device_id: str, setting: Setting) -> Hardware:
@@ -28,12 +29,13 @@ def parse(message: host_pb2.Memory, device_id: str, setting: Setting) -> Hardwar
     size = message.size
     if not size or size % MEMORY_BLOCK:
         hint = f"a whole number of {MEMORY_BLOCK >> 20} MiB"
-        raise bad_field("size", f"memory {size}: not possible", hint)
+        raise bad_field("size", f"memory of {in_words(size)}: not possible", hint)
+    backing.require_fit(device_id, size, setting)
     match message.model:
         case host_pb2.MEMORY_MODEL_UNSPECIFIED | host_pb2.MEMORY_MODEL_DIMM:
-            return Dimm(size=size, shared=setting.shared_memory)
+            return Dimm(size=size, shared=setting.shared_memory, room=setting.room)
         case host_pb2.MEMORY_MODEL_VIRTIO:
-            return VirtioMem(size=size, shared=setting.shared_memory)
+            return VirtioMem(size=size, shared=setting.shared_memory, room=setting.room)
         case _:
             raise bad_field("model", f"memory model {message.model}: unknown")
 
@@ -44,10 +46,16 @@ class _Memory(Hardware):
 
     size: int
     shared: bool
+    room: int
+    """Bytes for all memory that comes."""
 
     @property
     def growth(self) -> Growth:
         return Growth(memory=self.size)
+
+    async def resolve(self, names: Names, monitor: Monitor) -> Hardware:
+        await backing.require_left(names.id, self.size, self.room, monitor)
+        return self
 
     def backends(self, names: Names) -> tuple[Backend, ...]:
         if self.shared:

@@ -80,6 +80,7 @@ class VirtioNic(_Nic):
 class E1000eNic(_Nic):
     """Intel 82574L."""
 
+    flavour: ClassVar[str] = "generic"
     express: ClassVar[bool] = True
 
     @property
@@ -91,6 +92,7 @@ class E1000eNic(_Nic):
 class IgbNic(_Nic):
     """Intel 82576, whose virtual functions the guest may enable."""
 
+    flavour: ClassVar[str] = "generic"
     express: ClassVar[bool] = True
     since: ClassVar[str] = "8.0"
 

@@ -22,24 +22,28 @@ from innkeeper.shim.hardware.base import (
 from innkeeper.v1 import devices_pb2, host_pb2
 
 if TYPE_CHECKING:
-    from innkeeper.shim.qmp import QemuRefusedError
+    from innkeeper.shim.qmp import Monitor, QemuRefusedError
 
 # Huge pages of the host, which QEMU aligns such memory to.
 _PAGE = 2 << 20
 
 
 def parse(message: host_pb2.Pmem, device_id: str, setting: Setting) -> Hardware:
+    if message.model == host_pb2.PMEM_MODEL_NVDIMM:
+        _require_nvdimm(device_id, setting)
     backing.require_room(device_id, setting)
+    unit: int
+    make: type[VirtioPmem | Nvdimm]
     match message.model:
         case host_pb2.PMEM_MODEL_UNSPECIFIED | host_pb2.PMEM_MODEL_VIRTIO:
-            file, size = _file(message, _PAGE)
-            return VirtioPmem(file=file, size=size, read_only=message.read_only)
+            unit, make = _PAGE, VirtioPmem
         case host_pb2.PMEM_MODEL_NVDIMM:
-            _require_nvdimm(device_id, setting)
-            file, size = _file(message, MEMORY_BLOCK)
-            return Nvdimm(file=file, size=size, read_only=message.read_only)
+            unit, make = MEMORY_BLOCK, Nvdimm
         case _:
             raise bad_field("model", f"pmem model {message.model}: unknown")
+    file, size = _file(message, unit)
+    backing.require_fit(device_id, size, setting)
+    return make(file=file, size=size, read_only=message.read_only, room=setting.room)
 
 
 def _require_nvdimm(device_id: str, setting: Setting) -> None:
@@ -47,7 +51,7 @@ def _require_nvdimm(device_id: str, setting: Setting) -> None:
         raise ShimError(
             Reason.NOT_PLUGGABLE,
             f"device {device_id}: this VM was started without support for NVDIMMs",
-            hint="start it with --nvdimm",
+            hint="start it with --nvdimm and --max-memory, more than its memory",
             fields={"id": device_id},
         )
 
@@ -83,10 +87,16 @@ class _Pmem(Hardware):
     file: Path
     size: int
     read_only: bool
+    room: int
+    """Bytes for all memory that comes."""
 
     @property
     def source(self) -> str:
         return str(self.file)
+
+    async def resolve(self, names: Names, monitor: Monitor) -> Hardware:
+        await backing.require_left(names.id, self.size, self.room, monitor)
+        return self
 
     def backends(self, names: Names) -> tuple[Backend, ...]:
         properties: dict[str, object] = {
