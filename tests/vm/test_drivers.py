@@ -95,3 +95,28 @@ async def test_mounting_loads_the_file_system(machine: Guest) -> None:
     text = await machine.probe("mount -t erofs none /mnt 2>&1 || true")
     assert "No such device" not in text, "ENODEV: the kernel has no such file system"
     assert "erofs" in await _loaded(machine)
+
+
+def _with_modules(*modules: str) -> devices.AttachDevicesRequest:
+    address = devices.DeviceAddress(path="/dev/vda")
+    device = devices.Device(id="root", address=address, load_modules=modules)
+    device.block.SetInParent()
+    return devices.AttachDevicesRequest(devices=[device])
+
+
+async def test_modules_that_a_request_names_are_loaded_first(machine: Guest) -> None:
+    """A driver without an alias for the device, as NVIDIA's for shared memory, is named."""
+    assert "dummy" not in await _loaded(machine)
+    await machine.devices.Attach(_with_modules("dummy"))
+    assert "dummy" in await _loaded(machine)
+    release = devices.DetachDeviceRequest(id="root", phase=devices.DETACH_PHASE_RELEASE)
+    await machine.devices.Detach(release)
+
+
+async def test_a_module_that_there_is_not_is_refused_by_name(machine: Guest) -> None:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await machine.devices.Attach(_with_modules("dummy", "no_such_module"))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason(caught.value) == "MODULE_REFUSED"
+    assert "no_such_module" in (caught.value.details() or "")
+    assert list((await machine.devices.List(devices.ListDevicesRequest())).devices) == []
