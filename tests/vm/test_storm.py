@@ -236,10 +236,11 @@ async def test_no_attach_needs_the_events(
 async def console_says(guest: Guest, word: str) -> None:
     """Nobody tells the host but the console: its log is looked at for a while."""
     log = guest.vm.directory / "console.log"
-    while True:
-        if word in log.read_text(errors="replace"):
-            return
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if word in log.read_text(errors="replace"):
+                return
+            await asyncio.sleep(0.05)
 
 
 async def lost(guest: Guest) -> int:

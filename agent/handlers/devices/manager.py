@@ -32,6 +32,7 @@ from agent.handlers.devices.gpus.mig import set_mig
 from agent.handlers.devices.job import Hands, Job
 from agent.handlers.devices.modes import (
     expectation_in,
+    is_in,
     refuse_mode,
     switch_back,
     switch_driver,
@@ -299,7 +300,7 @@ class DeviceManager:
         if entry.device.state is not DeviceState.ATTACHED:
             state = entry.device.state
             raise wrong_state(f"device {device_id} is {state}", id=device_id, state=state)
-        if entry.mode == mode:
+        if is_in(entry, mode):
             return
         refuse_mode(entry, mode)
         self._table.mark(entry, DeviceState.LEAVING)
@@ -310,6 +311,7 @@ class DeviceManager:
                 self._table.put(changed)
                 undo.commit()
         except BaseException:
+            # A caller that leaves half-way, too: the device must not stay half detached.
             await self._stay(entry)
             raise
         details = {"driver": changed.device.driver, "former": entry.device.driver}
@@ -369,6 +371,7 @@ class DeviceManager:
         try:
             await self._let_go(entry)
         except BaseException:
+            # A caller that leaves half-way, too: the device must not stay half detached.
             await self._stay(entry)
             raise
 
@@ -419,6 +422,7 @@ class DeviceManager:
             try:
                 await self._give_back(entry)
             except BaseException:
+                # A caller that leaves half-way, too: the device must not stay half detached.
                 await self._stay(entry)
                 raise
         else:

@@ -47,6 +47,17 @@ def expectation_in(kind: Expectation, mode: Mode | None) -> Expectation:
             return kind
 
 
+def is_in(entry: Entry, mode: Mode) -> bool:
+    """Whether the device is in that mode, by a switch or as it was asked for."""
+    if entry.mode is not None:
+        return entry.mode == mode
+    match entry.device.request.kind:
+        case VfioExpectation(mode=asked):
+            return asked == mode
+        case _:
+            return mode is VfioMode.GUEST_KERNEL
+
+
 def refuse_mode(entry: Entry, mode: Mode) -> None:
     """Raises MODE_REFUSED for what this device can't be switched to, whatever its driver says."""
     if not entry.is_function:

@@ -18,6 +18,7 @@ from agent.core.kinds import (
     CommonInfo,
     DriverName,
     RngExpectation,
+    VfioMode,
 )
 from agent.core.model import AttachedDevice, DeviceRequest, DeviceState
 from agent.core.pci import parse_address
@@ -359,6 +360,14 @@ async def test_a_driver_that_does_not_work_leaves_the_former_one(driven: DeviceB
     )
     assert driven.devices.get("c1") == before
     assert (Path(before.sysfs_path) / "driver").readlink().name == "virtio-pci"
+
+
+async def test_a_mode_that_it_is_in_is_no_switch(driven: DeviceBench) -> None:
+    """Its own driver has it as it was attached: nothing is written, nothing told."""
+    DriverKernel(driven, "virtio-pci")
+    before = await driven.devices.attach(COMMON)
+    assert await driven.devices.reconfigure("c1", VfioMode.GUEST_KERNEL, None) == before
+    assert (driven.told()[-1], driven.guest.files.writes) == (("device-attached", "c1"), [])
 
 
 async def test_a_busy_device_is_not_switched(driven: DeviceBench) -> None:
