@@ -151,3 +151,12 @@ def test_a_cold_disk_lies_on_the_root_bus(shape: MachineShape, tmp_path: Path) -
 def test_each_accelerator_has_its_cpu(shape: MachineShape) -> None:
     assert values(shape.argv(PIPES), "-cpu") == ["max"]
     assert values(replace(shape, accel=Accelerator.KVM).argv(PIPES), "-cpu") == ["host"]
+
+
+def test_emulated_cpus_take_turns(shape: MachineShape) -> None:
+    """Side by side they can run into a breakpoint of Linux's own that is gone already."""
+    for several in (replace(shape, cpus=2), replace(shape, cpus=1, max_cpus=2)):
+        assert values(several.argv(PIPES), "-accel") == ["tcg,thread=single"]
+        kvm = replace(several, accel=Accelerator.KVM)
+        assert values(kvm.argv(PIPES), "-accel") == ["kvm"]
+    assert values(replace(shape, cpus=1).argv(PIPES), "-accel") == ["tcg,thread=multi"]

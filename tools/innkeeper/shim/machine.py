@@ -180,7 +180,18 @@ class MachineShape:
             rest = [_UNSIGNED_CPU if word == "max" else word for word in rest]
         # KVM's own interrupt controller can't be behind an IOMMU.
         split = ",kernel-irqchip=split" if self.iommu and self.accel is Accelerator.KVM else ""
-        return option, f"{name}{split}", *rest
+        return option, f"{name}{split}{self._threads()}", *rest
+
+    def _threads(self) -> str:
+        """Emulated CPUs that run at once may execute code that Linux has patched already.
+
+        Linux changes its own code while it runs (static keys), by way of a breakpoint.
+        A CPU on a thread of its own can meet that breakpoint after Linux believes that
+        it is gone from every CPU, and the guest panics. In turns, none can.
+        """
+        if self.accel is not Accelerator.TCG:
+            return ""
+        return ",thread=single" if max(self.cpus, self.max_cpus) > 1 else ",thread=multi"
 
     def _memory(self) -> str:
         size = f"{self.memory // MIB}M"
@@ -239,7 +250,7 @@ class MachineShape:
 
 _ACCELERATORS: dict[Accelerator, tuple[str, ...]] = {
     Accelerator.KVM: ("-accel", "kvm", "-cpu", "host"),
-    Accelerator.TCG: ("-accel", "tcg,thread=multi", "-cpu", "max"),
+    Accelerator.TCG: ("-accel", "tcg", "-cpu", "max"),
 }
 
 
