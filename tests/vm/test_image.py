@@ -14,7 +14,7 @@ import pytest
 from innkeeper.image.aptconf import Source
 from innkeeper.image.archive import Archive
 from innkeeper.image.builder import build
-from innkeeper.image.check import check_image
+from innkeeper.image.check import check_image, read_image
 from innkeeper.image.checkout import Checkout
 from innkeeper.image.debs import DebCache
 from innkeeper.image.lock import Lock, Role
@@ -46,6 +46,35 @@ def test_what_must_be_in_the_image_is_and_nothing_else(built: Image) -> None:
     check_image(built)
     assert built.size == built.root_path.stat().st_size
     assert built.size <= 120_000_000
+
+
+ASKED_FOR = {
+    *(f"fs-{name}" for name in ("xfs", "btrfs", "erofs", "squashfs", "iso9660", "vfat")),
+    *(f"fs-{name}" for name in ("overlay", "nfs", "nfs4", "cifs", "smb3", "ceph")),
+    # What a mount of SMB 3 asks the crypto API for, and no module says that it depends on.
+    *(f"crypto-{name}" for name in ("ccm", "gcm", "ghash", "cmac")),
+    "crypto-xts",
+}
+
+
+def test_what_the_kernel_asks_for_by_name_is_there(built: Image) -> None:
+    """request_module(): a mount loads its file system, a mapping its cipher, nobody else does."""
+    path = f"/usr/lib/modules/{built.kernel_version}/modules.alias"
+    listed = run(["/usr/sbin/debugfs", "-R", f"cat {path}", built.root_path], deadline=BOOT).text
+    assert {
+        line.split()[1] for line in listed.splitlines() if line.startswith("alias")
+    } >= ASKED_FOR
+
+
+def test_of_some_packages_there_is_one_program_only(built: Image) -> None:
+    """As their lines in guest-image/packages say."""
+    programs = {
+        item.path.rpartition("/")[2]
+        for item in read_image(built.root_path)
+        if item.path.startswith(("usr/bin/", "usr/sbin/"))
+    }
+    assert {"blkid", "mkfs.xfs", "mkfs.btrfs"} <= programs
+    assert not programs & {"mount.fuse", "lsblk", "xfs_repair", "xfs_db", "btrfs", "btrfsck"}
 
 
 def test_the_manifest_names_every_package_of_the_lock(built: Image) -> None:

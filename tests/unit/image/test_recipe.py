@@ -40,17 +40,33 @@ def test_an_error_names_file_and_line(text: str, said: str) -> None:
 
 def test_signs_tell_what_a_package_is_for(tmp_path: Path) -> None:
     (tmp_path / "initrd").mkdir()
-    (tmp_path / "packages").write_text("crun # r\n-dpkg # not\n+libarchive13t64 # tool\n")
+    (tmp_path / "packages").write_text(
+        "crun # r\n-dpkg # not\n+libarchive13t64 # tool\nutil-linux usr/sbin/blkid # one\n"
+    )
     (tmp_path / "modules").write_text("generic: igb # r\nveth # r\n")
     (tmp_path / "initrd/modules").write_text("virtio_blk # r\n")
     (tmp_path / "prune").write_text("usr/share/doc* # r\n")
     (tmp_path / "directories").write_text("/tmp 1777 # r\n")
     recipe = Recipe.read(tmp_path, Flavour.CLOUD)
-    assert recipe.packages == ("crun",)
+    assert recipe.packages == ("crun", "util-linux")
+    assert recipe.only == {"util-linux": ("usr/sbin/blkid",)}
     assert recipe.left_out == {"dpkg"}
     assert recipe.tools == ("libarchive13t64",)
     assert recipe.modules == ("veth",)
     assert [(item.path, item.mode) for item in recipe.directories] == [("tmp", 0o1777)]
+
+
+def test_a_package_that_a_user_asks_for_is_whole(tmp_path: Path) -> None:
+    names = ("initrd/modules", "modules", "prune", "directories", "packages")
+    (tmp_path / "initrd").mkdir()
+    for name in names:
+        (tmp_path / name).write_text("")
+    (tmp_path / "packages").write_text("a b # r\n-c # r\n+d # r\n+e # r\n")
+    recipe = Recipe.read(tmp_path, Flavour.CLOUD).also(("a", "c", "d", "f"))
+    assert recipe.packages == ("a", "c", "d", "f")
+    assert recipe.only == {}
+    assert recipe.left_out == set()
+    assert recipe.tools == ("e",)
 
 
 def test_the_recipe_of_this_checkout_is_sound(root: Path) -> None:

@@ -67,6 +67,17 @@ def test_without_a_lock_everything_is_resolved_and_fetched(tmp_path: Path) -> No
     assert bench.resolver.cache.missing(lock.entries) == []
 
 
+def test_a_tool_stays_out_of_the_image_whatever_depends_on_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, VERSIONS)
+    request = replace(REQUEST, tools=("libarchive13t64", "libc6"))
+    found = versions_of(bench.resolver.from_lock(request, None))
+    assert {name: role for name, (role, _) in found.items() if role != "kernel"} == {
+        "crun": "image",
+        "libarchive13t64": "tool",
+        "libc6": "tool",
+    }
+
+
 def test_with_lock_and_cache_the_mirror_is_not_asked(tmp_path: Path) -> None:
     lock = Bench(tmp_path, VERSIONS).resolver.from_lock(REQUEST, None)
     bench = Bench(tmp_path, {})

@@ -94,6 +94,17 @@ def test_pruning_takes_what_is_below_along() -> None:
     assert "usr/lib/x/y" not in tree.nodes
 
 
+def test_of_a_tree_what_is_asked_for_is_kept_with_the_directories_above_it() -> None:
+    tree = Tree()
+    for path in ("usr/sbin/blkid", "usr/bin/su", "usr/share/doc/x", "usr/sbin/blkdiscard"):
+        tree.add_file(path, b"", component="util-linux")
+    tree.keep(["usr/sbin/blkid", "usr/share/*"])
+    files = {path for path, node in tree.nodes.items() if node.kind is Kind.FILE}
+    assert files == {"usr/sbin/blkid", "usr/share/doc/x"}
+    assert {"usr", "usr/sbin", "usr/share/doc"} < set(tree.nodes)
+    assert "usr/bin" not in tree.nodes
+
+
 def test_of_a_hosts_directory_only_content_and_executability_count(tmp_path: Path) -> None:
     """A clone made under umask 077 gives the same image as one under 022."""
     trees = []

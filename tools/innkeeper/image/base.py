@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from innkeeper.image.debs import DebCache
-    from innkeeper.image.lock import Lock, LockEntry
+    from innkeeper.image.lock import Lock
     from innkeeper.image.progress import Progress
     from innkeeper.image.recipe import Recipe
 
@@ -50,6 +50,7 @@ class BaseInputs:
         return key_of(
             packages=[entry.sha256 for entry in self.lock.of(Role.IMAGE, Role.TOOL)],
             left_out=sorted(self.recipe.left_out),
+            only=self.recipe.only,
             pruned=self.recipe.pruned,
             wheels=[wheel.sha256 for wheel in self.wheels],
             builder=self.builder,
@@ -79,7 +80,7 @@ def make_base(inputs: BaseInputs, debs: DebCache, cache: Path, progress: Progres
         with progress.step("build root (mmdebstrap)"):
             make_build_root(entries, debs, root, progress.trace)
             toolbox = _unpack(root, place / "toolbox")
-            tree = _image_part(root, inputs.lock.of(Role.IMAGE), debs)
+            tree = _image_part(root, inputs, debs)
             tree.prune(inputs.recipe.pruned)
         root.unlink()
         with progress.step("python wheels"):
@@ -192,15 +193,17 @@ def _unpack(root: Path, directory: Path) -> Toolbox:
     return Toolbox(root=directory)
 
 
-def _image_part(root: Path, entries: tuple[LockEntry, ...], debs: DebCache) -> Tree:
+def _image_part(root: Path, inputs: BaseInputs, debs: DebCache) -> Tree:
     """What belongs to packages of the guest, each node counted as its package's."""
     with root.open("rb") as file:
         everything = read_tar(file)
     tree = Tree()
     for link in _MERGED_LINKS:
         tree.nodes[link] = replace(everything.nodes[link], component="base-files")
-    for entry in entries:
-        for path in contents(debs.path(entry)).nodes:
+    for entry in inputs.lock.of(Role.IMAGE):
+        own = contents(debs.path(entry))
+        own.keep(inputs.recipe.only.get(entry.name, ("*",)))
+        for path in own.nodes:
             real = path if path in tree.nodes else everything.real(path)
             node = everything.nodes.get(path) or everything.nodes.get(real)
             if node is None or (node.kind is Kind.DIRECTORY and real in tree.nodes):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from innkeeper.image.progress import Progress
+    from innkeeper.image.toolbox import Toolbox
     from innkeeper.image.tree import Tree
     from innkeeper.image.wheels import Wheel
 
@@ -80,6 +81,17 @@ def build(options: BuildOptions, progress: Progress) -> Image:
     return image
 
 
+def debian_toolbox(options: BuildOptions, progress: Progress) -> Toolbox:
+    """Debian 13's own programs, those of the build root of such an image.
+
+    It is made where it is not there yet. Raises as `build` does.
+    """
+    checkout = find_checkout()
+    cache = options.cache or checkout.cache
+    with exclusive(cache, progress):
+        return _Work.prepare(options, checkout, cache, progress).base.toolbox
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """All inputs of one image, read and in the cache."""
@@ -97,7 +109,7 @@ class _Work:
     def prepare(
         cls, options: BuildOptions, checkout: Checkout, cache: Path, progress: Progress
     ) -> _Work:
-        recipe = Recipe.read(checkout.guest_image, options.flavour)
+        recipe = Recipe.read(checkout.guest_image, options.flavour).also(options.packages)
         builder = key_of_sources(checkout.builder)
         debs = DebCache(directory=cache / "debs")
         wheels = parse_wheels_lock(checkout.wheels_lock.read_text(), source="wheels.lock")
@@ -193,9 +205,9 @@ def _lock(
     progress: Progress,
 ) -> Lock:
     request = Request(
-        packages=(*recipe.packages, *options.packages),
+        packages=recipe.packages,
         tools=recipe.tools,
-        left_out=recipe.left_out - set(options.packages),
+        left_out=recipe.left_out,
         kernel=None if options.kernel else options.flavour.kernel_package,
     )
     resolver = Resolver(

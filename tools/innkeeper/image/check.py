@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ = 120.0
+_LEFT_OUT = "a package that guest-image/packages leaves out comes back with --package NAME"
 
 MUST_HAVE = (
     "usr/lib/innkeeper/init",
@@ -38,6 +39,9 @@ MUST_HAVE = (
     "usr/sbin/modprobe",
     "usr/sbin/mkfs.ext4",
     "usr/sbin/fsck.ext4",
+    "usr/sbin/blkid",
+    "usr/sbin/mkfs.xfs",
+    "usr/sbin/mkfs.btrfs",
     "etc/passwd",
     "proc",
     "sys",
@@ -90,10 +94,11 @@ class Found:
 def check_image(image: Image, tree: Tree | None = None) -> None:
     """Raises `ImageError` with all that is wrong with an image (made from `tree`)."""
     faults = faults_of(list(read_image(image.root_path)))
-    faults += missing_libraries(tree) if tree is not None else []
-    if faults:
-        listed = "\n  ".join(faults)
-        raise ImageError(f"{image.root_path} is not as it must be:\n  {listed}")
+    missing = missing_libraries(tree) if tree is not None else []
+    if faults or missing:
+        listed = "\n  ".join(faults + missing)
+        hint = _LEFT_OUT if missing else ""
+        raise ImageError(f"{image.root_path} is not as it must be:\n  {listed}", hint=hint)
 
 
 def faults_of(found: Sequence[Found]) -> list[str]:

@@ -6,7 +6,7 @@ an image stays small as long as somebody has to say why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from innkeeper.image.model import Flavour, ImageError
@@ -34,10 +34,12 @@ class Recipe:
 
     packages: tuple[str, ...]
     """Wanted in the image, with all that they depend on."""
+    only: dict[str, tuple[str, ...]]
+    """Of these packages, paths that match one of the patterns, and no others."""
     left_out: frozenset[str]
     """Packages that others depend on and the guest does without."""
     tools: tuple[str, ...]
-    """Wanted in the build root only."""
+    """In the build root only, whatever depends on them."""
     modules: tuple[str, ...]
     initrd_modules: tuple[str, ...]
     pruned: tuple[str, ...]
@@ -55,9 +57,10 @@ class Recipe:
 
         packages = words("packages")
         return cls(
-            packages=tuple(word for (word,) in packages if word[0] not in "-+"),
-            left_out=frozenset(word[1:] for (word,) in packages if word[0] == "-"),
-            tools=tuple(word[1:] for (word,) in packages if word[0] == "+"),
+            packages=tuple(name for name, *_ in packages if name[0] not in "-+"),
+            only={name: tuple(patterns) for name, *patterns in packages if patterns},
+            left_out=frozenset(name[1:] for name, *_ in packages if name[0] == "-"),
+            tools=tuple(name[1:] for name, *_ in packages if name[0] == "+"),
             modules=tuple(word for (word,) in words("modules")),
             initrd_modules=tuple(word for (word,) in words("initrd/modules")),
             pruned=tuple(word for (word,) in words("prune")),
@@ -65,6 +68,16 @@ class Recipe:
                 Directory(path=path.strip("/"), mode=int(mode, 8))
                 for path, mode in words("directories")
             ),
+        )
+
+    def also(self, packages: tuple[str, ...]) -> Self:
+        """With these as well: whole, whatever the recipe says about them."""
+        return replace(
+            self,
+            packages=tuple(dict.fromkeys((*self.packages, *packages))),
+            only={name: paths for name, paths in self.only.items() if name not in packages},
+            left_out=self.left_out.difference(packages),
+            tools=tuple(name for name in self.tools if name not in packages),
         )
 
 

@@ -29,6 +29,7 @@ class Request:
 
     packages: tuple[str, ...]
     tools: tuple[str, ...]
+    """In the build root only, also where the image would depend on them."""
     left_out: frozenset[str]
     kernel: str | None
     """A meta package; None where the kernel comes from elsewhere."""
@@ -78,8 +79,8 @@ class Resolver:
         pins = self._usable_pins(before, request, archive)
         image = self._resolve(archive, request.packages, pins)
         both = self._resolve(archive, (*request.packages, *request.tools), pins)
-        names = {deb.name for deb in image}
-        entries = [_entry(deb, Role.IMAGE) for deb in image]
+        names = {deb.name for deb in image}.difference(request.tools)
+        entries = [_entry(deb, Role.IMAGE) for deb in image if deb.name in names]
         entries += [_entry(deb, Role.TOOL) for deb in both if deb.name not in names]
         entries = [entry for entry in entries if entry.name not in request.left_out]
         if request.kernel:

@@ -29,7 +29,11 @@ class Toolbox:
     root: Path
 
     def run(
-        self, program: str, *arguments: str | Path, env: dict[str, str] | None = None
+        self,
+        program: str,
+        *arguments: str | Path,
+        env: dict[str, str] | None = None,
+        input: bytes | None = None,  # noqa: A002 - the name that subprocess.run has for it
     ) -> CommandResult:
         """`program` is a path below the root, such as usr/sbin/mke2fs."""
         loader: list[str | Path] = [self.root / _LOADER, "--library-path", self.root / _LIBRARIES]
@@ -37,6 +41,7 @@ class Toolbox:
             [*loader, self.root / program, *arguments],
             deadline=_DEADLINE,
             env=fixed_environment(**(env or {})),
+            input=input,
         )
 
     def python(self, *arguments: str | Path) -> CommandResult:

@@ -99,6 +99,13 @@ class Tree:
             if path not in doomed and not doomed.intersection(_above(path))
         }
 
+    def keep(self, patterns: Iterable[str]) -> None:
+        """Drops what matches no pattern, save the directories above what does."""
+        wanted = list(patterns)
+        kept = {path for path in self.nodes if any(fnmatchcase(path, p) for p in wanted)}
+        kept.update(above for path in list(kept) for above in _above(path))
+        self.nodes = {path: node for path, node in self.nodes.items() if path in kept}
+
     def below(self, *directories: str) -> Iterator[tuple[str, Node]]:
         for path, node in sorted(self.nodes.items()):
             if any(path.startswith(f"{directory}/") for directory in directories):
