@@ -41,9 +41,16 @@ missing() {
 present() {
     case $1 in
         venv-of-python) find_python >/dev/null ;;
+        any-virtiofsd) has_virtiofsd ;;
         /*) [ -e "$1" ] ;;
         *) command -v "$1" >/dev/null 2>&1 ;;
     esac
+}
+
+# In Debian 12 QEMU's own packages bring it, and there is no other.
+has_virtiofsd() {
+    [ "$(system debian)" != 12 ] || return 0
+    [ -x /usr/libexec/virtiofsd ] || [ -x /usr/lib/virtiofsd ] || command -v virtiofsd >/dev/null 2>&1
 }
 
 unfinished_packages() {

@@ -11,24 +11,57 @@ given up took effect can be asked only after `settled`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.core import commands
 from agent.core.errors import AgentError, Code, Reason, exhausted, timed_out
-from agent.linux import fdpass
-from agent.linux.mounting import MountFlag, UnmountFlag
+from agent.linux import parcels
+from agent.linux.devicemapper import MappingStatus, MappingTable
+from agent.linux.mountcalls import (
+    BindMount,
+    FileRefusal,
+    FsMount,
+    Location,
+    MountCall,
+    MountOption,
+    OverlayMount,
+    to_message,
+)
+from agent.linux.mounttargets import ContainerMount
+from agent.linux.watchedcopy import Refreshed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.core.deadlines import Deadline
+    from agent.linux.fdpass import Message
+    from agent.linux.fsctl import Grown
+    from agent.linux.mounting import UnmountFlag
+
+__all__ = [
+    "BindMount",
+    "ContainerMount",
+    "FileKind",
+    "FileRefusal",
+    "FileSystemSize",
+    "FileWorkers",
+    "FsMount",
+    "Growth",
+    "Location",
+    "MountCall",
+    "MountOption",
+    "OverlayMount",
+    "PageShare",
+    "Refreshed",
+    "Resolution",
+    "holder",
+]
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +73,6 @@ WORKER_ARGV = (sys.executable, "-IS", "-c", _BOOT, str(_CODE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MountCall:
-    """The arguments of one mount(2)."""
-
-    source: str
-    target: str
-    fs_type: str
-    flags: MountFlag = MountFlag(0)  # noqa: RUF009 - an enum member is a constant
-    data: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FileSystemSize:
     """What statfs(2) tells, in bytes and in files."""
 
@@ -59,6 +81,46 @@ class FileSystemSize:
     available: int
     files: int
     files_free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """Addresses of a host, the best first, or why there are none."""
+
+    addresses: tuple[str, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A mounted file system that shall be as big as its device, in bytes."""
+
+    path: str
+    mount_id: int
+    fs_type: str
+    device_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKind:
+    """`kind` is "directory", "file", "socket", "pipe" or "device"."""
+
+    kind: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageShare:
+    """An owner's huge pages of one size: the pool's directory in sysfs, and the book of owners."""
+
+    path: str
+    book: str
+    owner: str
+
+
+def holder(where: Location) -> str:
+    """What a call on a location works on, for `FileWorkers.settled`: the storage that it is in."""
+    return str(where) if where.root == "/" else where.root
 
 
 class FileWorkers:
@@ -93,17 +155,9 @@ class FileWorkers:
         if waiting:
             await asyncio.wait(waiting)
 
-    async def mount(self, call: MountCall, deadline: Deadline) -> None:
-        await self._run(
-            "mount",
-            call.target,
-            deadline,
-            source=call.source,
-            target=call.target,
-            fs_type=call.fs_type,
-            flags=int(call.flags),
-            data=call.data,
-        )
+    async def mount(self, call: MountCall, target: str, deadline: Deadline) -> None:
+        """Mount on `target`, no part of which may be a link. Raises FileRefusal."""
+        await self._run("mount", target, deadline, plan=to_message(call), target=target)
 
     async def unmount(self, target: str, flags: UnmountFlag, deadline: Deadline) -> None:
         await self._run("unmount", target, deadline, target=target, flags=int(flags))
@@ -120,6 +174,11 @@ class FileWorkers:
     async def is_mount(self, path: str, deadline: Deadline) -> bool:
         return bool(await self._run("is_mount", path, deadline, path=path))
 
+    async def is_directory(self, location: Location, deadline: Deadline) -> bool:
+        """OSError for what is not there, or lies behind links that the location forbids."""
+        where = asdict(location)
+        return bool(await self._run("is_directory", str(location), deadline, location=where))
+
     async def check_directory(self, path: str, deadline: Deadline) -> None:
         """OSError ENOENT, ENOTDIR or ELOOP (a symbolic link on the way)."""
         await self._run("check_directory", path, deadline, path=path)
@@ -128,15 +187,69 @@ class FileWorkers:
         """OSError ENOENT, ENOTDIR, ELOOP (a symbolic link on the way) or ENOTEMPTY."""
         await self._run("check_empty_directory", path, deadline, path=path)
 
-    async def make_link_targets(self, root: str, paths: Sequence[str], deadline: Deadline) -> None:
-        """What links on `paths` lead to in `root`, see linux/rootlinks.py; never an OSError."""
-        await self._run("make_link_targets", root, deadline, path=root, below=list(paths))
+    async def check_regular_file(self, path: str, deadline: Deadline) -> None:
+        """OSError ENOENT, EINVAL or ELOOP (a symbolic link on the way)."""
+        await self._run("check_regular_file", path, deadline, path=path)
+
+    async def make_targets(
+        self, root: str, mounts: Sequence[ContainerMount], deadline: Deadline
+    ) -> None:
+        """What a container's mounts go to in `root`; refusals: linux/mounttargets.py."""
+        plans = [asdict(mount) for mount in mounts]
+        await self._run("make_targets", root, deadline, path=root, mounts=plans)
 
     async def read_text(self, path: Path, deadline: Deadline) -> str:
         return str(await self._run("read_text", str(path), deadline, path=str(path)))
 
     async def write_text(self, path: Path, text: str, deadline: Deadline) -> None:
         await self._run("write_text", str(path), deadline, path=str(path), text=text)
+
+    async def create_mapping(
+        self, control: Path, name: str, uuid: str, deadline: Deadline
+    ) -> tuple[int, int]:
+        """A device-mapper device without a table; its numbers. See linux/devicemapper.py."""
+        major, minor = await self._run(
+            "create_mapping", name, deadline, path=str(control), name=name, uuid=uuid
+        )
+        return int(major), int(minor)
+
+    async def load_mapping(
+        self, control: Path, name: str, table: MappingTable, deadline: Deadline
+    ) -> None:
+        arguments = asdict(table)
+        await self._run("load_mapping", name, deadline, path=str(control), name=name, **arguments)
+
+    async def resume_mapping(self, control: Path, name: str, deadline: Deadline) -> None:
+        await self._run("resume_mapping", name, deadline, path=str(control), name=name)
+
+    async def mapping_status(self, control: Path, name: str, deadline: Deadline) -> MappingStatus:
+        return MappingStatus(
+            *await self._run("mapping_status", name, deadline, path=str(control), name=name)
+        )
+
+    async def remove_mapping(
+        self, control: Path, name: str, deadline: Deadline, *, deferred: bool = False
+    ) -> None:
+        """OSError ENXIO when there is none, EBUSY while it is in use and not `deferred`."""
+        await self._run(
+            "remove_mapping", name, deadline, path=str(control), name=name, deferred=deferred
+        )
+
+    async def read_disk(self, path: str, offset: int, size: int, deadline: Deadline) -> bytes:
+        """Bytes of a block device; at most 16 KiB. OSError ENXIO past its end."""
+        text = await self._run("read_disk", path, deadline, path=path, offset=offset, size=size)
+        return bytes.fromhex(text)
+
+    async def written_sector(
+        self, path: str, size: int, below: tuple[str, int], deadline: Deadline
+    ) -> int:
+        """Where an encrypted device was written to, -1 for nowhere; see linux/rawdisk.py."""
+        disk, offset = below
+        return int(
+            await self._run(
+                "written_sector", path, deadline, path=path, size=size, below=disk, offset=offset
+            )
+        )
 
     async def device_users(
         self, question: Mapping[str, Any], deadline: Deadline
@@ -146,6 +259,73 @@ class FileWorkers:
             "device_users", question["device"], deadline, **question
         )
         return answer
+
+    async def trim(self, path: str, mount_id: int, deadline: Deadline) -> int:
+        """Bytes given back; of this and the next three see `agent.linux.fsctl`."""
+        return int(await self._run("trim", path, deadline, path=path, mount_id=mount_id))
+
+    async def freeze(self, path: str, mount_id: int, deadline: Deadline) -> None:
+        await self._run("freeze", path, deadline, path=path, mount_id=mount_id)
+
+    async def thaw(self, path: str, mount_id: int, deadline: Deadline) -> None:
+        await self._run("thaw", path, deadline, path=path, mount_id=mount_id)
+
+    async def grow(self, wish: Growth, deadline: Deadline) -> Grown:
+        grown: Grown = await self._run("grow", wish.path, deadline, **asdict(wish))
+        return grown
+
+    async def apply_fs_group(
+        self, path: str, gid: int, deadline: Deadline, *, read_only: bool, on_mismatch_only: bool
+    ) -> int:
+        """How many files were changed, see `agent.linux.fsgroup`."""
+        choices = {"read_only": read_only, "on_mismatch_only": on_mismatch_only}
+        return int(await self._run("apply_fs_group", path, deadline, path=path, gid=gid, **choices))
+
+    async def know_fs_type(self, fs_type: str, deadline: Deadline) -> None:
+        """See to it that the kernel has the file system; ENODEV when it can't."""
+        await self._run("know_fs_type", fs_type, deadline, fs_type=fs_type)
+
+    async def resolve(self, host: str, deadline: Deadline) -> Resolution:
+        """Ask the guest's resolver; never an OSError."""
+        answer = await self._run("resolve", host, deadline, host=host)
+        return Resolution(addresses=tuple(answer["addresses"]), failure=answer["failure"])
+
+    async def kind_of(self, where: Location, deadline: Deadline) -> FileKind:
+        """OSError ENOENT for what is not there, ELOOP where links are refused."""
+        found = await self._run("kind_of", where.root, deadline, location=asdict(where))
+        return FileKind(**found)
+
+    async def make_directory(
+        self, where: Location, deadline: Deadline, *, mode: int = 0o755
+    ) -> None:
+        """One directory, with just these permission bits; OSError EEXIST."""
+        location = asdict(where)
+        await self._run("make_directory", where.root, deadline, location=location, mode=mode)
+
+    async def remove_directory(self, where: Location, deadline: Deadline) -> None:
+        """One empty directory; OSError ENOENT, ENOTEMPTY."""
+        await self._run("remove_directory", where.root, deadline, location=asdict(where))
+
+    async def remove_tree(self, where: Location, deadline: Deadline) -> tuple[str, ...]:
+        """What of it stays and why, see `agent.linux.treeremoval`."""
+        return tuple(await self._run("remove_tree", where.root, deadline, location=asdict(where)))
+
+    async def add_huge_pages(self, share: PageShare, pages: int, deadline: Deadline) -> int:
+        """How many could be had; less than asked for: none were added."""
+        return int(
+            await self._run("add_huge_pages", share.path, deadline, pages=pages, **asdict(share))
+        )
+
+    async def drop_huge_pages(self, share: PageShare, deadline: Deadline) -> int:
+        """How many were given back."""
+        return int(await self._run("drop_huge_pages", share.path, deadline, **asdict(share)))
+
+    async def refresh_copy(
+        self, source: Location, target: str, gid: int | None, deadline: Deadline
+    ) -> Refreshed:
+        """See `agent.linux.watchedcopy`. It is the `holder` of the source that may never settle."""
+        arguments = {"source": asdict(source), "target": target, "gid": gid}
+        return Refreshed(*await self._run("refresh_copy", holder(source), deadline, **arguments))
 
     async def settled(self, obj: str, patience: float | None = None) -> bool:
         """Wait until no call that was given up works on `obj`; False after `patience` s."""
@@ -168,9 +348,7 @@ class FileWorkers:
             raise
         self._give_back(worker)
         if "errno" in answer:
-            number = int(answer["errno"])
-            text = f"{answer['call']}: {os.strerror(number)}"
-            raise OSError(number, text, answer["object"])
+            raise _refusal(answer)
         return answer["ok"]
 
     async def _take(self, call: str, obj: str, deadline: Deadline) -> _Worker:
@@ -260,17 +438,15 @@ class _Worker:
     def alive(self) -> bool:
         return self._child.code is None
 
-    async def ask(self, request: fdpass.Message) -> fdpass.Message:
+    async def ask(self, request: Message) -> Message:
         try:
-            fdpass.send(self._channel, request)
-            loop = asyncio.get_running_loop()
-            data = await loop.sock_recv(self._channel, fdpass.MESSAGE_LIMIT)
+            parcels.send(self._channel, request)
+            await _readable(self._channel)
+            return parcels.receive(self._channel)
         except OSError as error:
             raise _died(request, str(error)) from error
-        if not data:
-            raise _died(request, "it closed its socket")
-        answer: fdpass.Message = json.loads(data)
-        return answer
+        except EOFError:
+            raise _died(request, "it closed its socket") from None
 
     def kill(self) -> None:
         self._child.kill()
@@ -281,12 +457,29 @@ class _Worker:
         await self._child.wait()
 
 
-def _died(request: fdpass.Message, why: str) -> AgentError:
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+    loop.add_reader(sock.fileno(), arrived.set)
+    try:
+        await arrived.wait()
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
+def _died(request: Message, why: str) -> AgentError:
     return AgentError(
         f"{request['call']}: the file-system worker ended in the middle of it: {why}",
         code=Code.UNAVAILABLE,
         reason=Reason.KERNEL_REFUSED,
     )
+
+
+def _refusal(answer: Message) -> OSError:
+    number, obj = int(answer["errno"]), answer["object"]
+    if "log" in answer:
+        return FileRefusal(number, answer["text"], obj, log=tuple(answer["log"]))
+    return OSError(number, f"{answer['call']}: {os.strerror(number)}", obj)
 
 
 def _late(call: str, obj: str) -> AgentError:

@@ -12,10 +12,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from agent.core.errors import AgentError, Reason, already_exists
+from agent.core.errors import AgentError, Reason, already_exists, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from agent.core.deadlines import Deadline
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -59,6 +61,15 @@ class InFlight(Generic[R, T]):
             if call.callers == 0 and not call.task.done():
                 call.task.cancel()
                 await asyncio.wait([call.task])
+
+    async def over(self, key: str, deadline: Deadline) -> None:
+        """Wait until no call on `key` is under way, however it ends; raises OPERATION_TIMED_OUT."""
+        call = self._calls.get(key)
+        if call is None:
+            return
+        _, pending = await asyncio.wait([call.task], timeout=deadline.left())
+        if pending:
+            raise timed_out(f"the request for {self._kind} {key} is still under way", id=key)
 
     def _start(
         self, key: str, request: R, start: Callable[[], Coroutine[Any, Any, T]]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agent.core.addresses import Address
     from agent.core.kinds import Expectation, Info
     from agent.core.pci import PciPath
+    from agent.core.sources import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,19 @@ class AttachedDevice:
     users: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSource:
-    """A file system on an attached block device."""
+class FsGroupPolicy(StrEnum):
+    """When a tree is gone through for its group."""
 
-    device_id: str
-    fs_type: str
+    ALWAYS = "always"
+    ON_ROOT_MISMATCH = "on-root-mismatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsGroup:
+    """The group that may use a storage's whole tree."""
+
+    gid: int
+    policy: FsGroupPolicy = FsGroupPolicy.ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,20 +107,36 @@ class StorageRequest:
     """Storages.Attach. Without a mount point the agent chooses one below its run directory."""
 
     id: str
-    source: BlockSource
+    source: Source
     mount_point: str | None = None
     read_only: bool = False
     options: tuple[str, ...] = ()
+    fs_group: FsGroup | None = None
     timeout: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountedStorage:
-    """A storage that is mounted now; `users` are the containers that hold it."""
+    """A storage that is mounted now.
+
+    `users` are the containers that hold it, `used_by` the storages that build on it;
+    `fs_type` and `origin` are mountinfo's.
+    """
 
     request: StorageRequest
     mount_point: str
     users: frozenset[str] = frozenset()
+    used_by: frozenset[str] = frozenset()
+    fs_type: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """How a storage went: what could not be taken away is in `left`, a line each."""
+
+    lazily: bool = False
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

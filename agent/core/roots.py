@@ -20,6 +20,8 @@ class Roots:
     dev: Path = field(default=Path("/dev"))
     run: Path = field(default=Path("/run/innkeeper"))
     cgroup: Path = field(default=Path("/sys/fs/cgroup"))
+    # Local storages: their own tmpfs, so that they can't fill that of the state.
+    local: Path = field(default=Path("/var/lib/innkeeper/local"))
 
     @property
     def state(self) -> Path:
@@ -40,6 +42,11 @@ class Roots:
     def bundles(self) -> Path:
         """OCI bundles, one directory per container."""
         return self.run / "bundles"
+
+    @property
+    def huge_pages(self) -> Path:
+        """Books of who has huge pages, one file per page size."""
+        return self.run / "hugepages"
 
     @property
     def init_socket(self) -> Path:

@@ -8,43 +8,93 @@ that is late costs this process and nothing else.
 
     request  {"call": "mount", "arguments": {...}}
     answer   {"ok": RESULT} | {"errno": N, "call": NAME, "object": PATH}
+
+A mount that was refused adds "text" (which call said no) and "log" (why).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
+import stat
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.linux import fdpass, mounting, pseudo, rootlinks, users
+from agent.linux import (
+    devicemapper,
+    fsctl,
+    fsgroup,
+    fstypes,
+    hugepages,
+    mounting,
+    mountmaking,
+    mountplaces,
+    mounttargets,
+    parcels,
+    pidfd,
+    placing,
+    pseudo,
+    rawdisk,
+    resolver,
+    treeremoval,
+    users,
+    watchedcopy,
+)
 from agent.linux.libc import failure
+from agent.linux.mountcalls import FileRefusal, Location, from_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.linux.fdpass import Message
+
+# struct ucred of unix(7): pid, uid, gid.
+_UCRED = struct.Struct("3i")
+
 
 def main() -> None:
     with socket.socket(fileno=0) as channel:
-        serve(channel)
+        if _ends_with_agent(channel):
+            serve(channel)
+
+
+def _ends_with_agent(channel: socket.socket) -> bool:
+    """Otherwise a call of an agent that died could take effect after the next one has swept.
+
+    False when it is dead already, which sends no signal any more: it has made the socket.
+    """
+    pidfd.set_parent_death_signal(signal.SIGKILL)
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    agent, _, _ = _UCRED.unpack(credentials)
+    return os.getppid() == int(agent)
 
 
 def serve(channel: socket.socket) -> None:
     """Answer requests until the other side closes."""
     while True:
         try:
-            request, _ = fdpass.receive(channel)
+            request = parcels.receive(channel)
         except EOFError:
             return
-        fdpass.send(channel, answer(request))
+        parcels.send(channel, answer(request))
 
 
-def answer(request: fdpass.Message) -> fdpass.Message:
+def answer(request: Message) -> Message:
     """Make the call that a request asks for."""
     name, arguments = request["call"], request["arguments"]
     try:
         return {"ok": CALLS[name](**arguments)}
+    except FileRefusal as refusal:
+        return {
+            "errno": refusal.errno or errno.EIO,
+            "call": name,
+            "object": str(refusal.filename),
+            "text": refusal.strerror,
+            "log": refusal.log,
+        }
     except OSError as error:
         obj = arguments.get("target") or arguments.get("path") or ""
         return {
@@ -54,8 +104,8 @@ def answer(request: fdpass.Message) -> fdpass.Message:
         }
 
 
-def mount(*, source: str, target: str, fs_type: str, flags: int, data: str) -> None:
-    mounting.mount(source, target, fs_type, mounting.MountFlag(flags), data)
+def mount(*, plan: dict[str, Any], target: str) -> None:
+    mountmaking.make(from_message(plan), target)
 
 
 def unmount(*, target: str, flags: int) -> None:
@@ -86,6 +136,10 @@ def is_mount(*, path: str) -> bool:
     return os.path.ismount(path)
 
 
+def is_directory(*, location: dict[str, Any]) -> bool:
+    return mountplaces.is_directory(Location(**location))
+
+
 def check_directory(*, path: str) -> None:
     """Raises ENOTDIR, or ELOOP for a symbolic link on the way: in a storage a container
     may have made it, and it would lead to any directory of the guest."""
@@ -109,8 +163,20 @@ def check_empty_directory(*, path: str) -> None:
         os.close(fd)
 
 
-def make_link_targets(*, path: str, below: list[str]) -> None:
-    rootlinks.make_link_targets(path, below)
+def check_regular_file(*, path: str) -> None:
+    """Raises ELOOP (a symbolic link on the way or at the end), or EINVAL for no regular file."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.path.realpath(path) != path:
+            raise failure(errno.ELOOP, "check_regular_file", path)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise failure(errno.EINVAL, "check_regular_file", path)
+    finally:
+        os.close(fd)
+
+
+def make_targets(*, path: str, mounts: list[dict[str, Any]]) -> None:
+    mounttargets.make_targets(path, mounts)
 
 
 def read_text(*, path: str) -> str:
@@ -132,11 +198,34 @@ CALLS: dict[str, Callable[..., Any]] = {
         mkdir,
         rmdir,
         is_mount,
+        is_directory,
         check_directory,
         check_empty_directory,
-        make_link_targets,
+        check_regular_file,
+        make_targets,
         read_text,
         write_text,
         users.device_users,
+        fsctl.trim,
+        fsctl.freeze,
+        fsctl.thaw,
+        fsctl.grow,
+        fsgroup.apply_fs_group,
+        devicemapper.create_mapping,
+        devicemapper.load_mapping,
+        devicemapper.resume_mapping,
+        devicemapper.mapping_status,
+        devicemapper.remove_mapping,
+        rawdisk.read_disk,
+        rawdisk.written_sector,
+        placing.kind_of,
+        placing.make_directory,
+        placing.remove_directory,
+        treeremoval.remove_tree,
+        hugepages.add_huge_pages,
+        hugepages.drop_huge_pages,
+        watchedcopy.refresh_copy,
+        fstypes.know_fs_type,
+        resolver.resolve,
     )
 }

@@ -11,6 +11,7 @@ from agent.linux.libc import check, failure, libc
 
 # The same number on every machine but alpha (asm-generic/unistd.h); libc has no wrapper.
 _SYS_OPENAT2 = 437
+_AT_FDCWD = -100
 
 # EAGAIN: a rename or mount went on meanwhile, so the kernel can't vouch for "..".
 _TRIES = 32
@@ -41,13 +42,26 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
     refused with ELOOP. The descriptor is close-on-exec. Raises OSError with
     `path` as its object.
     """
+    resolve = Resolve.IN_ROOT | Resolve.NO_MAGICLINKS
+    return open_resolved(path, flags, mode, below=root_fd, resolve=resolve)
+
+
+def open_resolved(
+    path: str, flags: int, mode: int = 0, *, below: int | None = None, resolve: Resolve
+) -> int:
+    """Open `path`, from the directory `below` or the working directory, as `resolve` says.
+
+    With NO_SYMLINKS a link anywhere on the way is ELOOP. The descriptor is close-on-exec.
+    Raises OSError with `path` as its object.
+    """
     data = os.fsencode(path)
     if b"\0" in data:
         # C would take the text up to the NUL, and so another path.
         raise failure(errno.EINVAL, "openat2", path)
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, Resolve.IN_ROOT | Resolve.NO_MAGICLINKS)
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    start = _AT_FDCWD if below is None else below
     for _ in range(_TRIES):
-        result = _openat2(root_fd, data, how)
+        result = _openat2(start, data, how)
         if result >= 0 or ctypes.get_errno() != errno.EAGAIN:
             break
     return check(result, "openat2", path)

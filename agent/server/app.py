@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 
 from agent.server.containers import ContainersService
 from agent.server.devices import DevicesService
+from agent.server.files import FilesService
 from agent.server.health import Health, HealthService
 from agent.server.interceptors import Guard
 from agent.server.limits import CALLS_IN_FLIGHT, TRANSPORT_BYTES
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from agent.server.facades import (
         ContainerManager,
         DeviceManager,
+        FileManager,
         ProcessManager,
         StorageManager,
+        StorageOperations,
     )
 
 # The host is trusted and may ping as often as it likes: an idle connection is
@@ -64,8 +67,10 @@ class Managers:
 
     devices: DeviceManager
     storages: StorageManager
+    storage_operations: StorageOperations
     containers: ContainerManager
     processes: ProcessManager
+    files: FileManager
 
 
 def build_server(
@@ -116,7 +121,9 @@ def _tables(
     guest: Guest, managers: Managers, hotplug_timeout: float
 ) -> dict[ServiceDescriptor, Methods]:
     devices = DevicesService(managers.devices, timeout=hotplug_timeout)
-    storages = StoragesService(managers.storages, timeout=hotplug_timeout)
+    storages = StoragesService(
+        managers.storages, managers.storage_operations, timeout=hotplug_timeout
+    )
     return {
         _service(sandbox_pb2.DESCRIPTOR): SandboxService(guest).methods,
         _service(devices_pb2.DESCRIPTOR): devices.methods,
@@ -124,7 +131,7 @@ def _tables(
         _service(containers_pb2.DESCRIPTOR): ContainersService(managers.containers).methods,
         _service(processes_pb2.DESCRIPTOR): ProcessesService(managers.processes).methods,
         _service(network_pb2.DESCRIPTOR): {},
-        _service(files_pb2.DESCRIPTOR): {},
+        _service(files_pb2.DESCRIPTOR): FilesService(managers.files).methods,
         _service(sockets_pb2.DESCRIPTOR): {},
     }
 

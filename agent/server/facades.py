@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
+    from agent.core.copies import Copied, CopyFrame, CopyInRules, CopyOutRules
+    from agent.core.deadlines import Deadline
     from agent.core.holding import Holder
     from agent.core.kinds import Mode
     from agent.core.model import (
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
         ContainerRequest,
         ContainerStatus,
         ContainerUpdate,
+        Detached,
         DeviceRequest,
         Event,
         ExecRequest,
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
         Stream,
         WindowSize,
     )
+    from agent.handlers.guest.files import FileRoot
     from agent.handlers.guest.resources import ResourcesOnline, ResourcesRequest
+    from agent.handlers.storage.growing import ResizedStorage
+    from agent.handlers.storage.health import StorageStats
 
 
 class DeviceManager(Protocol):
@@ -49,9 +55,21 @@ class StorageManager(Protocol):
     """agent.handlers.storage.manager"""
 
     async def attach(self, request: StorageRequest) -> MountedStorage: ...
-    async def detach(self, storage_id: str, timeout: float | None) -> None: ...
+    async def detach(self, storage_id: str, timeout: float | None) -> Detached: ...
+    async def refresh(self, storage_id: str, timeout: float | None) -> bool: ...
     def get(self, storage_id: str) -> MountedStorage: ...
     def list(self) -> tuple[MountedStorage, ...]: ...
+
+
+class StorageOperations(Protocol):
+    """agent.handlers.storage.operations"""
+
+    async def stats(self, storage_id: str, deadline: Deadline) -> StorageStats: ...
+    async def resize(self, storage_id: str, deadline: Deadline) -> ResizedStorage: ...
+    async def trim(self, storage_id: str, deadline: Deadline) -> int: ...
+    async def freeze(self, storage_id: str, seconds: float | None, deadline: Deadline) -> None: ...
+    async def thaw(self, storage_id: str, deadline: Deadline) -> None: ...
+    def frozen(self, storage_id: str) -> bool: ...
 
 
 class ContainerManager(Protocol):
@@ -79,6 +97,17 @@ class ProcessManager(Protocol):
     async def close_input(self, ref: ProcessRef, offset: int) -> None: ...
     def has_terminal(self, ref: ProcessRef) -> bool: ...
     def input_offset(self, ref: ProcessRef) -> int: ...
+
+
+class FileManager(Protocol):
+    """agent.handlers.guest.files"""
+
+    async def copy_in(
+        self, root: FileRoot, path: str, rules: CopyInRules, batches: AsyncIterator[Sequence[bytes]]
+    ) -> Copied: ...
+    def copy_out(
+        self, root: FileRoot, path: str, rules: CopyOutRules
+    ) -> AsyncGenerator[CopyFrame, None]: ...
 
 
 class ResourceManager(Protocol):

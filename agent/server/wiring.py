@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.core import commands
+from agent.core.copies import CopyWorkers
 from agent.core.deadlines import Deadline
 from agent.core.drivers import Drivers
 from agent.core.events import RING_SIZE, EventLog
@@ -31,6 +32,7 @@ from agent.handlers.devices.usage import Usage
 from agent.handlers.guest import entropy
 from agent.handlers.guest.clock import Clock
 from agent.handlers.guest.describe import Describer, Limits
+from agent.handlers.guest.files import Files
 from agent.handlers.guest.podmemory import PodMemory
 from agent.handlers.guest.resources import Resources
 from agent.handlers.guest.shutdown import Shutdown
@@ -44,7 +46,10 @@ from agent.handlers.runtime.processes import Processes
 from agent.handlers.runtime.restore import restore as restore_containers
 from agent.handlers.runtime.retention import EXEC_LIMIT
 from agent.handlers.runtime.streams import WINDOW, StreamHome
+from agent.handlers.storage.freezes import Freezes
 from agent.handlers.storage.manager import StorageManager
+from agent.handlers.storage.operations import StorageOperations
+from agent.handlers.storage.superblocks import MountTable
 from agent.linux.uevents import KernelUevents
 from agent.server import app
 from agent.server.health import Health, Probe
@@ -90,6 +95,7 @@ class Mechanisms:
     exits: ExitWatcher
     files: FileWorkers
     board: HotplugBoard
+    kernel_log: KernelLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +105,11 @@ class Tables:
     sandbox: Sandbox
     devices: DeviceManager
     storages: StorageManager
+    storage_operations: StorageOperations
     containers: Containers
     processes: Processes
+    copies: CopyWorkers
+    files: Files
     exclusive: ExclusiveCpus
     resources: Resources
     context: RuntimeContext
@@ -172,6 +181,7 @@ async def _mechanisms(
         exits=exits,
         files=files,
         board=board,
+        kernel_log=kernel_log,
     )
 
 
@@ -185,24 +195,21 @@ def _tables(parts: Mechanisms) -> Tables:
         default_timeout=timeout,
         holders=Usage(parts.files, parts.board.tree),
     )
-    storages = StorageManager(
-        devices=devices,
-        board=parts.board,
-        files=parts.files,
-        state=parts.state,
-        events=parts.events,
-        default_timeout=timeout,
-    )
+    storages = _storages(parts, devices)
     exclusive = ExclusiveCpus(roots=parts.roots, events=parts.events, board=parts.board)
     context = _runtime_context(parts, sandbox, devices, storages, exclusive)
     containers = Containers(context)
     devices.on_vanished(containers.device_vanished)
+    copies = CopyWorkers()
     return Tables(
         sandbox=sandbox,
         devices=devices,
         storages=storages,
+        storage_operations=_storage_operations(parts, storages),
         containers=containers,
         processes=Processes(context, containers),
+        copies=copies,
+        files=_files(parts.roots, copies, storages, containers),
         exclusive=exclusive,
         resources=Resources(
             board=parts.board,
@@ -213,6 +220,43 @@ def _tables(parts: Mechanisms) -> Tables:
         ),
         context=context,
     )
+
+
+def _storages(parts: Mechanisms, devices: DeviceManager) -> StorageManager:
+    return StorageManager(
+        devices=devices,
+        board=parts.board,
+        files=parts.files,
+        state=parts.state,
+        events=parts.events,
+        default_timeout=parts.config.hotplug_timeout,
+    )
+
+
+def _files(
+    roots: Roots, copies: CopyWorkers, storages: StorageManager, containers: Containers
+) -> Files:
+    files = Files(workers=copies, storages=storages, containers=containers.table, roots=roots)
+    containers.before_removal(files.leave)
+    return files
+
+
+def _storage_operations(parts: Mechanisms, storages: StorageManager) -> StorageOperations:
+    freezes = Freezes(
+        files=parts.files,
+        mounts=MountTable(parts.roots),
+        state=parts.state,
+        events=parts.events,
+    )
+    operations = StorageOperations(
+        storages=storages,
+        files=parts.files,
+        board=parts.board,
+        freezes=freezes,
+        log=parts.kernel_log,
+    )
+    storages.before_unmount.append(operations.before_unmount)
+    return operations
 
 
 def _runtime_context(
@@ -253,6 +297,7 @@ async def _restore(tables: Tables) -> dict[str, str]:
     steps: dict[str, Callable[[], Awaitable[None]]] = {
         "devices": tables.devices.restore,
         "storages": tables.storages.restore,
+        "freezes": tables.storage_operations.restore,
         "containers": partial(restore_containers, tables.context, tables.containers),
     }
     problems: dict[str, str] = {}
@@ -318,8 +363,10 @@ def _server(
     managers = app.Managers(
         devices=tables.devices,
         storages=tables.storages,
+        storage_operations=tables.storage_operations,
         containers=tables.containers,
         processes=tables.processes,
+        files=tables.files,
     )
     timeout = parts.config.hotplug_timeout
     return app.build_server(guest, managers, health, hotplug_timeout=timeout)
@@ -342,7 +389,9 @@ class RuntimeVersion:
 
 async def _close(tables: Tables) -> None:
     """Let go of everything and change nothing: the next agent takes it over."""
+    await tables.copies.close()
     await tables.containers.close()
     await tables.exclusive.close()
+    await tables.storage_operations.close()
     await tables.storages.close()
     await tables.devices.close()

@@ -14,7 +14,8 @@ import grpc
 import pytest
 
 from agent.core.errors import Reason, wrong_state
-from agent.core.model import BlockSource, ContainerRequest, Event, RootPath, StorageRequest
+from agent.core.model import ContainerRequest, Event, RootPath, StorageRequest
+from agent.core.sources import BlockSource
 from agent.server.convert.sandbox import event as convert_event
 from innkeeper.v1 import devices_pb2, types_pb2
 from innkeeper.v1 import sandbox_pb2 as pb
@@ -264,6 +265,8 @@ _KINDS = [
     ("storage-attached", pb.EVENT_KIND_STORAGE_ATTACHED, {}),
     ("storage-detached", pb.EVENT_KIND_STORAGE_GONE, {"asked": "yes"}),
     ("storage-lost", pb.EVENT_KIND_STORAGE_GONE, {"asked": "no"}),
+    ("storage-frozen", pb.EVENT_KIND_STORAGE_FROZEN, {}),
+    ("storage-thawed", pb.EVENT_KIND_STORAGE_THAWED, {}),
     ("agent-restarted", pb.EVENT_KIND_AGENT_RESTARTED, {}),
     ("of-a-newer-agent", pb.EVENT_KIND_UNSPECIFIED, {}),
 ]

@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.operations]
 EDGE = 16 << 20
 
 BUILT = {
+    "Files": {"CopyIn", "CopyOut"},
     "Sandbox": {
         "Create",
         "Destroy",
@@ -48,7 +49,10 @@ BUILT = {
         "OnlineResources",
     },
     "Devices": {"Attach", "Detach", "Get", "List", "Holders", "Reconfigure"},
-    "Storages": {"Attach", "Detach", "Get", "List"},
+    "Storages": {
+        *("Attach", "Detach", "Get", "List"),
+        *("Stats", "Resize", "Trim", "Freeze", "Thaw", "Refresh"),
+    },
     "Containers": {"Create", "Start", "Update", "Remove", "List"},
     "Processes": {"Exec", "Signal", "Wait", "Resize", "Attach"},
 }

@@ -28,6 +28,7 @@ from agent.core.model import (
     ContainerState,
     ContainerStatus,
     ContainerUpdate,
+    Detached,
     DeviceNode,
     DeviceRequest,
     DeviceState,
@@ -172,6 +173,9 @@ class FakeStorages:
         self.table: dict[str, MountedStorage] = {}
         self.needs: dict[str, str] = {}
         self.timeouts: list[float | None] = []
+        self.went = Detached()
+        self.refreshed: list[str] = []
+        self.news = False
 
     async def attach(self, request: StorageRequest) -> MountedStorage:
         self.timeouts.append(request.timeout)
@@ -182,7 +186,7 @@ class FakeStorages:
         self.table[request.id] = known or MountedStorage(request=request, mount_point=point)
         return self.table[request.id]
 
-    async def detach(self, storage_id: str, timeout: float | None) -> None:
+    async def detach(self, storage_id: str, timeout: float | None) -> Detached:
         storage = self.get(storage_id)
         above = {one for one, below in self.needs.items() if below == storage_id}
         users = storage.users | (above & set(self.table))
@@ -193,6 +197,13 @@ class FakeStorages:
                 users=",".join(sorted(users)),
             )
         del self.table[storage_id]
+        return self.went
+
+    async def refresh(self, storage_id: str, timeout: float | None) -> bool:
+        self.timeouts.append(timeout)
+        self.get(storage_id)
+        self.refreshed.append(storage_id)
+        return self.news
 
     def get(self, storage_id: str) -> MountedStorage:
         return _known(self.table, storage_id, "storage", Reason.UNKNOWN_STORAGE)

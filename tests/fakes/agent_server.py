@@ -26,8 +26,10 @@ from agent.server import app
 from agent.server.health import Health, Probe
 from agent.server.sandbox import Guest
 from tests.fakes.agent_managers import FakeContainers, FakeDevices, FakeProcesses, FakeStorages
+from tests.fakes.copies import FolderFiles
 from tests.fakes.machine import PluggedGuest
 from tests.fakes.pid1 import FakePid1
+from tests.fakes.storage_operations import FakeStorageOperations
 
 LIMITS = Limits(
     message_bytes=16 << 20,
@@ -85,8 +87,10 @@ class RunningAgent:
     sandbox: Sandbox
     devices: FakeDevices = field(default_factory=FakeDevices)
     storages: FakeStorages = field(default_factory=FakeStorages)
+    storage_operations: FakeStorageOperations
     containers: FakeContainers = field(default_factory=FakeContainers)
     processes: FakeProcesses = field(default_factory=FakeProcesses)
+    files: FolderFiles
     clock: FakeClock = field(default_factory=FakeClock)
     seeds: list[bytes] = field(default_factory=list)
     hostnames: list[str] = field(default_factory=list)
@@ -143,6 +147,7 @@ def _assemble(
     hostnames: list[str] = []
     devices, storages, containers = FakeDevices(), FakeStorages(), FakeContainers()
     processes, clock, seeds = FakeProcesses(), FakeClock(), list[bytes]()
+    files, operations = FolderFiles(roots), FakeStorageOperations()
     plugs = PluggedGuest(roots.run / "guest", events)
     sandbox = Sandbox(state, set_hostname=hostnames.append)
     guest = Guest(
@@ -156,7 +161,12 @@ def _assemble(
         events=events,
     )
     managers = app.Managers(
-        devices=devices, storages=storages, containers=containers, processes=processes
+        devices=devices,
+        storages=storages,
+        storage_operations=operations,
+        containers=containers,
+        processes=processes,
+        files=files,
     )
     agent = RunningAgent(
         channel=connect(roots.agent_socket),
@@ -170,8 +180,10 @@ def _assemble(
         sandbox=sandbox,
         devices=devices,
         storages=storages,
+        storage_operations=operations,
         containers=containers,
         processes=processes,
+        files=files,
         plugs=plugs,
         clock=clock,
         seeds=seeds,

@@ -186,4 +186,4 @@ class FakeBed(Bed):
         self.crun = FakeCrun(top / "bin", self.roots, pid1)
 
     def mounts(self) -> list[str]:
-        return [call.target for call in self.noted.mounts]
+        return [target for target, _ in self.noted.mounts]

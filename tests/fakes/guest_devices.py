@@ -34,6 +34,8 @@ class FakeGuestDevices:
     memory: int = 512 << 20
     wanted: list[tuple[int, int]] = field(default_factory=list)
     """The totals of CPUs and memory that were asked for."""
+    mounted: dict[str, list[str]] = field(default_factory=dict)
+    """Storages by the tag of their share."""
     leaving: set[str] = field(default_factory=set)
     refuse: dict[str, ShimError] = field(default_factory=dict)
     """Call, or call and id with a blank between, to the error that it raises."""
@@ -75,6 +77,10 @@ class FakeGuestDevices:
         if "has" in self.refuse:
             raise self.refuse["has"]
         return self.attached.get(device.id) == place_of(device)
+
+    async def storages_of(self, tag: str) -> tuple[str, ...]:
+        self._note("storages", tag)
+        return tuple(self.mounted.get(tag, ()))
 
     async def online_now(self) -> sandbox_pb2.OnlineResourcesResponse:
         return self._online()

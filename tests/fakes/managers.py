@@ -9,11 +9,10 @@ from pathlib import Path
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Reason, exhausted, not_found, wrong_state
-from agent.core.fileops import MountCall
+from agent.core.fileops import ContainerMount, Location, MountCall
 from agent.core.kinds import BlockExpectation, BlockInfo
 from agent.core.model import (
     AttachedDevice,
-    BlockSource,
     DeviceNode,
     DeviceRequest,
     HostTuple,
@@ -22,6 +21,7 @@ from agent.core.model import (
     StorageRequest,
 )
 from agent.core.pci import PciPath
+from agent.core.sources import BlockSource
 from agent.handlers.runtime.grants import PlacedNode
 from agent.handlers.runtime.nodes import Place
 from agent.linux.mounting import UnmountFlag
@@ -140,6 +140,10 @@ class FakeStorages:
     def __init__(self, mount_points: Mapping[str, Path]) -> None:
         self._points = dict(mount_points)
         self.users: set[tuple[str, str]] = set()
+        self.waited: list[str] = []
+
+    async def awaited(self, storage_id: str, timeout: float | None = None) -> None:
+        self.waited.append(storage_id)
 
     def acquire(self, storage_id: str, container_id: str) -> MountedStorage:
         if storage_id not in self._points:
@@ -176,25 +180,33 @@ class FakeFiles:
     """Mounts that are only noted; `fail` are targets (last components) that refuse."""
 
     def __init__(self) -> None:
-        self.mounts: list[MountCall] = []
-        self.linked: list[tuple[str, list[str]]] = []
+        self.mounts: list[tuple[str, MountCall]] = []
+        self.targets: list[tuple[str, list[str]]] = []
+        self.targets_refused: OSError | None = None
         self.fail: set[str] = set()
 
-    async def mount(self, call: MountCall, deadline: Deadline) -> None:
-        if Path(call.target).name in self.fail:
-            raise OSError(errno.EINVAL, "mount: Invalid argument", call.target)
-        self.mounts.append(call)
+    async def mount(self, call: MountCall, target: str, deadline: Deadline) -> None:
+        if Path(target).name in self.fail:
+            raise OSError(errno.EINVAL, "mount: Invalid argument", target)
+        self.mounts.append((target, call))
 
     async def unmount(self, target: str, flags: UnmountFlag, deadline: Deadline) -> None:
         if Path(target).name in self.fail:
             raise OSError(errno.EBUSY, "umount2: Device or resource busy", target)
-        kept = [call for call in self.mounts if call.target != target]
+        kept = [each for each in self.mounts if each[0] != target]
         if len(kept) == len(self.mounts):
             raise OSError(errno.EINVAL, "umount2: Invalid argument", target)
         self.mounts = kept
 
-    async def make_link_targets(self, root: str, paths: Sequence[str], deadline: Deadline) -> None:
-        self.linked.append((root, list(paths)))
+    async def make_targets(
+        self, root: str, mounts: Sequence[ContainerMount], deadline: Deadline
+    ) -> None:
+        if self.targets_refused is not None:
+            raise self.targets_refused
+        self.targets.append((root, [mount.destination for mount in mounts]))
+
+    async def is_directory(self, location: Location, deadline: Deadline) -> bool:
+        return str(location).endswith("folder")
 
     async def check_directory(self, path: str, deadline: Deadline) -> None:
         if not os.path.isdir(path):  # noqa: ASYNC240 - a fake's own directory

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from innkeeper.shim import hardware, topology
 from innkeeper.shim.hardware import Setting
+from innkeeper.shim.helpers import Helpers
 from innkeeper.shim.plug import Plugger
 from innkeeper.shim.plugged import Wanted
 from innkeeper.shim.table import Table
@@ -33,6 +34,7 @@ class PlugBench:
     table: Table
     plugger: Plugger
     content: host_pb2.DiskFile
+    setting: Setting = SETTING
 
     @property
     def ports(self) -> PortPool:
@@ -45,7 +47,7 @@ class PlugBench:
     def wanted(self, device_id: str, **kind: Any) -> Wanted:
         """A disk unless said otherwise: a field of `Hardware`."""
         message = host_pb2.Hardware(**kind or {"disk": host_pb2.Disk(content=self.content)})
-        return Wanted(id=device_id, hardware=hardware.parse(message, device_id, SETTING))
+        return Wanted(id=device_id, hardware=hardware.parse(message, device_id, self.setting))
 
     def states(self) -> dict[str, str]:
         return {function.id: str(plug.state) for function, plug in self.plugger.list()}
@@ -53,7 +55,7 @@ class PlugBench:
     def assert_untouched(self) -> None:
         """Both sides are as at the start."""
         assert self.qemu.nodes == set()
-        assert self.qemu.objects == self.qemu.netdevs == {}
+        assert self.qemu.objects == self.qemu.netdevs == self.qemu.chardevs == {}
         assert self.qemu.devices == {}
         assert self.guest.attached == {}
         assert len(self.ports.free) == len(self.ports.ports)
@@ -88,7 +90,11 @@ async def plug_bench(folder: Path) -> AsyncIterator[PlugBench]:
     before = asyncio.all_tasks()
     async with connected(qemu) as monitor:
         table = Table(ports)
-        plugger = Plugger(monitor, guest, table)
-        yield PlugBench(qemu, guest, table, plugger, host_pb2.DiskFile(file=str(image)))
+        helpers = Helpers(folder / "qemu.log")
+        plugger = Plugger(monitor, guest, table, helpers)
+        made = PlugBench(qemu, guest, table, plugger, host_pb2.DiskFile(file=str(image)))
+        made.setting = replace(SETTING, directory=folder, shared_memory=True)
+        yield made
         await plugger.close()
+        await helpers.close()
     assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()

@@ -22,7 +22,14 @@ from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as aio_health  # type: ignore[attr-defined]
 
-from innkeeper.v1 import devices_pb2, devices_pb2_grpc, sandbox_pb2, sandbox_pb2_grpc
+from innkeeper.v1 import (
+    devices_pb2,
+    devices_pb2_grpc,
+    sandbox_pb2,
+    sandbox_pb2_grpc,
+    storages_pb2,
+    storages_pb2_grpc,
+)
 from innkeeper.v1.session import Decoder, Encoder, End, Start
 from tests.fakes.proxied_service import ProxiedService
 from tests.fakes.qmp import FakeQmp
@@ -50,6 +57,15 @@ class _Devices(devices_pb2_grpc.DevicesServicer):
         self, request: devices_pb2.DetachDeviceRequest, context: object
     ) -> devices_pb2.DetachDeviceResponse:
         return devices_pb2.DetachDeviceResponse()
+
+
+class _Storages(storages_pb2_grpc.StoragesServicer):
+    """Has none."""
+
+    async def List(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.ListStoragesRequest, context: object
+    ) -> storages_pb2.ListStoragesResponse:
+        return storages_pb2.ListStoragesResponse()
 
 
 class _Sandbox(sandbox_pb2_grpc.SandboxServicer):
@@ -134,6 +150,7 @@ class Machine:
             aio_health.HealthServicer(), server
         )
         devices_pb2_grpc.add_DevicesServicer_to_server(_Devices(), server)  # type: ignore[abstract]
+        storages_pb2_grpc.add_StoragesServicer_to_server(_Storages(), server)  # type: ignore[abstract]
         sandbox_pb2_grpc.add_SandboxServicer_to_server(_Sandbox(self), server)  # type: ignore[abstract]
         server.add_insecure_port(f"unix:{path}")
         await server.start()

@@ -34,6 +34,9 @@ class FakeQmp:
     nodes: set[str] = field(default_factory=set)
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     netdevs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    chardevs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of nodes; 1024 where nothing is said."""
     types: set[str] = field(default_factory=set)
     """Device types that a question for types finds."""
     cpus: list[dict[str, Any]] = field(default_factory=list)
@@ -132,6 +135,32 @@ class FakeQmp:
 
     def _do_netdev_del(self, arguments: dict[str, Any]) -> None:
         self._drop(self.netdevs, arguments["id"], "netdev")
+
+    def _do_chardev_add(self, arguments: dict[str, Any]) -> object:
+        """Connects, as QEMU does before it answers."""
+        path = arguments["backend"]["data"]["addr"]["data"]["path"]
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            connection.close()
+            raise RefusedError(f"Failed to connect to '{path}': {error.strerror}") from None
+        self.chardevs[arguments["id"]] = arguments | {"connection": connection}
+        return {}
+
+    def _do_chardev_remove(self, arguments: dict[str, Any]) -> None:
+        if arguments["id"] in self.chardevs:
+            self.chardevs[arguments["id"]]["connection"].close()
+        self._drop(self.chardevs, arguments["id"], "Chardev")
+
+    def _do_query_named_block_nodes(self, _arguments: dict[str, Any]) -> object:
+        return [
+            {"node-name": node, "image": {"virtual-size": self.sizes.get(node, 1024)}}
+            for node in sorted(self.nodes)
+        ]
+
+    def _do_block_resize(self, arguments: dict[str, Any]) -> None:
+        self.sizes[arguments["node-name"]] = arguments["size"]
 
     def _do_qom_list_types(self, arguments: dict[str, Any]) -> object:
         name = arguments["implements"]
@@ -246,6 +275,8 @@ async def connected(qmp: FakeQmp) -> AsyncIterator[Monitor]:
         await monitor.close()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+        for chardev in qmp.chardevs.values():
+            chardev["connection"].close()
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()

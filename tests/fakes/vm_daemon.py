@@ -87,6 +87,12 @@ class FakeGuest:
     """Changes of containers, storages and devices, in their order."""
     hardware: list[host_pb2.PluggedDevice] = field(default_factory=lambda: [PLUGGED])
     attached: list[devices_pb2.AttachedDevice] = field(default_factory=lambda: [ATTACHED])
+    storages: list[storages_pb2.Storage] = field(default_factory=list)
+    """Those that an attach asked for."""
+    refuses_mounts: bool = False
+    resized: list[tuple[str, int]] = field(default_factory=list)
+    """Disks and sizes that the host was asked for."""
+    stats: dict[str, storages_pb2.StorageStatsResponse] = field(default_factory=dict)
     answers: dict[str, object] = field(default_factory=dict)
     """QEMU's, by the question."""
     away: str = ""
@@ -162,16 +168,75 @@ class _Storages:
         self._guest = guest
 
     async def Attach(  # noqa: N802 - gRPC's name
-        self, request: storages_pb2.AttachStorageRequest, context: object
+        self,
+        request: storages_pb2.AttachStorageRequest,
+        context: aio.ServicerContext[Any, Any],
     ) -> storages_pb2.AttachedStorage:
         self._guest.done.append("mount")
-        return storages_pb2.AttachedStorage(storage=request.storage)
+        if self._guest.refuses_mounts:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            await refuse(context, code, "mount: wrong fs type", "MOUNT_REFUSED", errno="EINVAL")
+        self._guest.storages.append(request.storage)
+        return _attached(request.storage)
+
+    async def Get(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.GetStorageRequest, context: object
+    ) -> storages_pb2.AttachedStorage:
+        return next(_attached(s) for s in self._guest.storages if s.id == request.id)
+
+    async def List(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.ListStoragesRequest, context: object
+    ) -> storages_pb2.ListStoragesResponse:
+        return storages_pb2.ListStoragesResponse(storages=map(_attached, self._guest.storages))
+
+    async def Stats(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.StorageStatsRequest, context: object
+    ) -> storages_pb2.StorageStatsResponse:
+        return self._guest.stats[request.id]
+
+    async def Resize(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.ResizeStorageRequest, context: object
+    ) -> storages_pb2.ResizeStorageResponse:
+        self._guest.done.append("grow")
+        return storages_pb2.ResizeStorageResponse(size=2 << 30, before=1 << 30)
+
+    async def Trim(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.TrimStorageRequest, context: object
+    ) -> storages_pb2.TrimStorageResponse:
+        return storages_pb2.TrimStorageResponse(trimmed=64 << 20)
+
+    async def Freeze(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.FreezeStorageRequest, context: object
+    ) -> storages_pb2.FreezeStorageResponse:
+        self._guest.done.append(f"freeze {request.timeout_seconds:g}")
+        return storages_pb2.FreezeStorageResponse()
+
+    async def Thaw(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.ThawStorageRequest, context: object
+    ) -> storages_pb2.ThawStorageResponse:
+        self._guest.done.append("thaw")
+        return storages_pb2.ThawStorageResponse()
+
+    async def Refresh(  # noqa: N802 - gRPC's name
+        self, request: storages_pb2.RefreshStorageRequest, context: object
+    ) -> storages_pb2.RefreshStorageResponse:
+        return storages_pb2.RefreshStorageResponse(changed=True)
 
     async def Detach(  # noqa: N802 - gRPC's name
         self, request: storages_pb2.DetachStorageRequest, context: object
     ) -> storages_pb2.DetachStorageResponse:
         self._guest.done.append("unmount")
         return storages_pb2.DetachStorageResponse()
+
+
+def _attached(storage: storages_pb2.Storage) -> storages_pb2.AttachedStorage:
+    return storages_pb2.AttachedStorage(
+        storage=storage,
+        mount_point=f"/run/innkeeper/storages/{storage.id}",
+        users=["main"],
+        fs_type="ext4",
+        source="/dev/vdb",
+    )
 
 
 class _Sandbox:
@@ -238,6 +303,9 @@ class _Host:
     ) -> host_pb2.PlugResponse:
         self._guest.plugged.append(request)
         self._guest.done.append("plug")
+        self._guest.hardware += [
+            host_pb2.PluggedDevice(id=each.id, state="plugged") for each in request.functions
+        ]
         return host_pb2.PlugResponse(attached=[ATTACHED], usable_micros=52_000)
 
     async def Unplug(  # noqa: N802 - gRPC's name
@@ -257,6 +325,13 @@ class _Host:
         self, request: host_pb2.ListPluggedRequest, context: object
     ) -> host_pb2.ListPluggedResponse:
         return host_pb2.ListPluggedResponse(devices=self._guest.hardware)
+
+    async def ResizeDisk(  # noqa: N802 - gRPC's name
+        self, request: host_pb2.ResizeDiskRequest, context: object
+    ) -> host_pb2.ResizeDiskResponse:
+        self._guest.done.append("resize")
+        self._guest.resized.append((request.id, request.size))
+        return host_pb2.ResizeDiskResponse(size=request.size)
 
     async def Query(  # noqa: N802 - gRPC's name
         self, request: host_pb2.QueryQemuRequest, context: object

@@ -21,7 +21,6 @@ from agent.core.hotplug import HotplugBoard
 from agent.core.kinds import BlockExpectation, BlockInfo
 from agent.core.model import (
     AttachedDevice,
-    BlockSource,
     DeviceNode,
     DeviceRequest,
     NodeType,
@@ -29,6 +28,7 @@ from agent.core.model import (
 )
 from agent.core.pci import PciPath
 from agent.core.roots import Roots
+from agent.core.sources import BlockSource
 from agent.core.state import StateStore
 from agent.core.tree import SysfsTree
 from agent.handlers.devices.manager import DeviceManager

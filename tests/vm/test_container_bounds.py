@@ -142,7 +142,6 @@ async def test_links_of_a_root_stay_in_it(
         "/var/run/example": "/run/example",
         "/var/run2/secrets/x/y": "/tmp/run2/secrets/x/y",
         "/up/evil": "/run/innkeeper/evil",
-        "/../../run/evil": "/run/evil",
     }
     look = "find /guest/run /guest/tmp -xdev | grep -v innkeeper/"
     before = await observer.ask(look)
@@ -163,8 +162,8 @@ async def test_a_loop_of_links_is_an_error(
     with pytest.raises(aio.AioRpcError) as caught:
         await guest.containers.Create(_in_hostile_root("loop", "true", "/a/x"))
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert reason(caught.value) == "RUNTIME_REFUSED"
-    assert "symbolic links" in (caught.value.details() or "")
+    assert reason(caught.value) == "MOUNT_REFUSED"
+    assert "/a/x" in (caught.value.details() or "")
     await observer.returns_to(before)
 
 

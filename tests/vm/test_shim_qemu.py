@@ -19,6 +19,7 @@ from innkeeper.shim import commands, topology
 from innkeeper.shim.disks import DiskFile
 from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.shim.hardware.disk import VirtioDisk
+from innkeeper.shim.helpers import Helpers
 from innkeeper.shim.machine import PROGRAM
 from innkeeper.shim.plug import Plugger
 from innkeeper.shim.plugged import Wanted
@@ -135,7 +136,12 @@ async def test_a_bus_without_hot_plug_is_named_and_the_file_closed_again(
     port = Port(name="bad", bus=bus, slot=0 if bus == "dull" else 9, pci_path="09")
     dull = "pcie-root-port,id=dull,hotplug=off,chassis=1"
     async with stopped_qemu(tmp_path / "log", "-device", dull) as monitor:
-        plugger = Plugger(monitor, FakeGuestDevices(fake.FakeQmp()), table_of((port,)))
+        plugger = Plugger(
+            monitor,
+            FakeGuestDevices(fake.FakeQmp()),
+            table_of((port,)),
+            Helpers(tmp_path / "helpers.log"),
+        )
         with pytest.raises(ShimError, match=text) as caught:
             await plugger.plug(wanted("data", disk), LIMIT)
         assert caught.value.reason is Reason.QEMU_REFUSED
@@ -151,7 +157,7 @@ async def test_a_device_that_does_not_let_go_stays_leaving(tmp_path: Path, disk:
     guest = FakeGuestDevices(qmp)
     built = topology.build(Layout(ports=1))
     async with stopped_qemu(tmp_path / "log", *device_words(built)) as monitor:
-        plugger = Plugger(monitor, guest, table_of(built.ports))
+        plugger = Plugger(monitor, guest, table_of(built.ports), Helpers(tmp_path / "helpers.log"))
         qmp.devices["dev-data"] = {"serial": "data"}
         await plugger.plug(wanted("data", disk), LIMIT)
         with pytest.raises(ShimError) as caught:
@@ -175,7 +181,12 @@ async def test_a_file_has_one_writer(tmp_path: Path, disk: DiskFile) -> None:
         await first.execute(
             "device_add", {"driver": "virtio-blk-pci", "drive": "n", "bus": "port0"}
         )
-        plugger = Plugger(second, FakeGuestDevices(fake.FakeQmp()), table_of(built.ports))
+        plugger = Plugger(
+            second,
+            FakeGuestDevices(fake.FakeQmp()),
+            table_of(built.ports),
+            Helpers(tmp_path / "helpers.log"),
+        )
         with pytest.raises(ShimError, match="in use by somebody else") as caught:
             await plugger.plug(wanted("data", disk), LIMIT)
         assert caught.value.reason is Reason.FILE_IN_USE
@@ -189,7 +200,9 @@ async def test_a_qcow2_image_that_is_none_is_qemus_to_refuse(tmp_path: Path) -> 
     disk = DiskFile.check(str(path), "qcow2", read_only=False)
     async with stopped_qemu(tmp_path / "log") as monitor:
         table = table_of(topology.build(Layout(ports=1)).ports)
-        plugger = Plugger(monitor, FakeGuestDevices(fake.FakeQmp()), table)
+        plugger = Plugger(
+            monitor, FakeGuestDevices(fake.FakeQmp()), table, Helpers(tmp_path / "helpers.log")
+        )
         with pytest.raises(ShimError) as caught:
             await plugger.plug(wanted("data", disk), LIMIT)
         assert caught.value.reason is Reason.QEMU_REFUSED

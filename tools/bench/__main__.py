@@ -17,9 +17,11 @@ import typer
 
 from bench.boot import boot_samples, memory_samples
 from bench.calls import call_samples, health_checks
+from bench.copies import copy_samples, transports
 from bench.figures import Figure, Sample, gather
 from bench.latency import PORTS, latency_samples
 from bench.plugs import plug_rounds
+from bench.storages import storage_samples
 from innkeeper.cli import options, output
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import VmSpec, start_vm
@@ -49,6 +51,8 @@ class Plan:
     plugs: int
     latencies: int
     storms: int
+    storages: int
+    copies: int
 
 
 def main(  # noqa: PLR0913 - typer makes each parameter an option
@@ -61,6 +65,12 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
     storms: Annotated[
         int, typer.Option(metavar="N", help="Times that many are plugged at once.", min=1)
     ] = 3,
+    storages: Annotated[
+        int, typer.Option(metavar="N", help="Attachments of each source of storages.", min=0)
+    ] = 20,
+    copies: Annotated[
+        int, typer.Option(metavar="N", help="Small files of a copied tree.", min=0)
+    ] = 10_000,
     image: options.ImageOption = "cloud",
     accel: options.AccelOption = "auto",
     transport: options.TransportOption = "serial",
@@ -88,6 +98,8 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
         plugs=plugs,
         latencies=latencies,
         storms=storms,
+        storages=storages,
+        copies=copies,
     )
     figures, vm = wait_for(_measure(plan))
     output.table(_COLUMNS, [figure.to_row() for figure in figures])
@@ -107,6 +119,10 @@ async def _measure(plan: Plan) -> tuple[tuple[Figure, ...], host_pb2.VmDescripti
             samples += taken
         if plan.latencies:
             samples += await _latencies(plan, Path(folder))
+        if plan.storages:
+            samples += await _storages(plan, Path(folder))
+        if plan.copies:
+            samples += await _copies(plan)
     return gather(samples), vm
 
 
@@ -145,6 +161,23 @@ async def _latencies(plan: Plan, folder: Path) -> list[Sample]:
         )
     if not samples:
         output.warn("no latency: this guest's kernel can't be traced")
+    return samples
+
+
+async def _storages(plan: Plan, folder: Path) -> list[Sample]:
+    output.note(f"storages: {plan.storages} attachments of each source")
+    async with _booted(plan, VmSpec(name=_name())) as (vm, channel):
+        return await storage_samples(vm, channel, folder, plan.storages)
+
+
+async def _copies(plan: Plan) -> list[Sample]:
+    """Over every transport that there is: what they can carry is the question here."""
+    samples: list[Sample] = []
+    for transport in transports():
+        output.note(f"copies: {plan.copies} small files and a big one over {transport}")
+        over = dataclasses.replace(plan, transport=transport)
+        async with _booted(over, VmSpec(name=_name(), memory=1 << 30)) as (_, channel):
+            samples += await copy_samples(channel, transport, plan.copies)
     return samples
 
 

@@ -10,11 +10,25 @@ from innkeeper.shim.streams import ProcessStreams, StreamEnds
 from innkeeper.v1 import containers_pb2, containers_pb2_grpc, types_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from grpc import aio
 
 _MOST = 64 << 20
 _TRACEFS = {"destination": "/trace", "type": "tracefs", "source": "tracefs"}
 _KINDS = ("bounding", "effective", "permitted")
+
+
+async def start_script(
+    channel: aio.Channel, script: str, *, storages: Sequence[containers_pb2.StorageMount]
+) -> types_pb2.ProcessRef:
+    """A container that runs it, for the caller to follow and to remove."""
+    containers = containers_pb2_grpc.ContainersStub(channel)
+    request = _request(script, ())
+    request.storages.extend(storages)
+    await containers.Create(request)
+    await containers.Start(containers_pb2.StartContainerRequest(id=request.id))
+    return types_pb2.ProcessRef(container_id=request.id)
 
 
 async def output_of(channel: aio.Channel, script: str, *capabilities: str) -> str:

@@ -39,6 +39,7 @@ from agent.handlers.devices.modes import (
 )
 from agent.handlers.devices.nodes import nodes_below
 from agent.handlers.devices.removal import bring_back, probe_gone, take_out
+from agent.handlers.devices.resizing import is_resize, note_size
 from agent.handlers.devices.table import Entry, Table, address_in_use, refuse_held, repeated
 from agent.handlers.devices.usage import HolderScan, NobodyHolds, own_holder, stacked, still_used
 
@@ -519,6 +520,8 @@ class DeviceManager:
 
     def _on_event(self, event: Uevent | None) -> None:
         """Look after devices that an event may have taken away; None: events were lost."""
+        if event is not None and is_resize(event):
+            note_size(self._tree, self._table, event)
         if event is not None and event.action != "remove":
             return
         for entry in self._table:

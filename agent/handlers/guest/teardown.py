@@ -35,7 +35,7 @@ class Containers(Protocol):
 class Storages(Protocol):
     """What is needed of handlers.storage.manager."""
 
-    async def detach(self, storage_id: str, timeout: float | None) -> None: ...
+    async def detach(self, storage_id: str, timeout: float | None) -> object: ...
     def list(self) -> tuple[MountedStorage, ...]: ...
 
 
@@ -51,7 +51,7 @@ class _Removal:
     """One object and how it goes."""
 
     name: str
-    remove: Callable[[], Awaitable[None]]
+    remove: Callable[[], Awaitable[object]]
 
 
 class Teardown:

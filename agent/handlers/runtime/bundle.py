@@ -5,7 +5,8 @@
     bundles/ID/exec-EXEC.json, exec-EXEC.pid
     bundles/ID/update.json    what the runtime reads for an update
     bundles/ID/layer/         a tmpfs with the overlay's upper and work directory
-    bundles/ID/rootfs/        the overlay
+    bundles/ID/sources/N      what lies in a storage and is bound somewhere in the container
+    bundles/ID/rootfs/        the overlay, or a root that was given as a path
 
 Everything can be taken back from the id alone, whatever part of it is there.
 """
@@ -18,7 +19,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agent.core.errors import Reason, invalid, kernel_refused
-from agent.core.fileops import MountCall
+from agent.core.fileops import BindMount, FsMount, Location, MountOption, OverlayMount
 from agent.linux.mounting import MountFlag, UnmountFlag
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.core.deadlines import Deadline
+    from agent.core.fileops import ContainerMount, MountCall
     from agent.core.roots import Roots
 
 _NOT_THERE = {errno.EINVAL, errno.ENOENT}
@@ -39,11 +41,12 @@ _LONGEST_PATH = 4095
 class Files(Protocol):
     """What is needed of `core.fileops.FileWorkers`."""
 
-    async def mount(self, call: MountCall, deadline: Deadline) -> None: ...
+    async def mount(self, call: MountCall, target: str, deadline: Deadline) -> None: ...
     async def unmount(self, target: str, flags: UnmountFlag, deadline: Deadline) -> None: ...
     async def check_directory(self, path: str, deadline: Deadline) -> None: ...
-    async def make_link_targets(
-        self, root: str, paths: Sequence[str], deadline: Deadline
+    async def is_directory(self, location: Location, deadline: Deadline) -> bool: ...
+    async def make_targets(
+        self, root: str, mounts: Sequence[ContainerMount], deadline: Deadline
     ) -> None: ...
 
 
@@ -55,6 +58,7 @@ class Bundle:
         self.pid_file = self.path / "pid"
         self._layer = self.path / "layer"
         self._rootfs = self.path / "rootfs"
+        self._sources = self.path / "sources"
 
     def make(self) -> None:
         """Raises AgentError."""
@@ -94,44 +98,96 @@ class Bundle:
     async def mount_layer(self, files: Files, lower: str, size: int, deadline: Deadline) -> str:
         """Put a layer of at most `size` bytes over `lower`; returns the root to use."""
         upper, work = self._layer / "upper", self._layer / "work"
-        tmpfs = MountCall(
+        tmpfs = FsMount(
             source="tmpfs",
-            target=str(self._layer),
             fs_type="tmpfs",
             flags=MountFlag.NODEV | MountFlag.NOSUID,
-            data=f"size={size},mode=0700",
+            options=(
+                MountOption(key="size", value=str(size)),
+                MountOption(key="mode", value="0700"),
+            ),
         )
-        overlay = MountCall(
-            source="overlay",
-            target=str(self._rootfs),
-            fs_type="overlay",
-            data=f"lowerdir={_escaped(lower)},upperdir={upper},workdir={work}",
+        overlay = OverlayMount(
+            lowers=(Location(root=lower),),
+            upper=Location(root=str(upper)),
+            work=Location(root=str(work)),
         )
         try:
             self._layer.mkdir(mode=0o700)
             self._rootfs.mkdir(mode=0o755)
-            await files.mount(tmpfs, deadline)
+            await files.mount(tmpfs, str(self._layer), deadline)
             # The overlay's root takes its mode from here.
             upper.mkdir(mode=0o755)
             work.mkdir(mode=0o700)
-            await files.mount(overlay, deadline)
+            await files.mount(overlay, str(self._rootfs), deadline)
         except OSError as error:
             raise kernel_refused(
                 error, doing=f"put a writable layer over {lower}", reason=Reason.MOUNT_REFUSED
             ) from error
         return str(self._rootfs)
 
+    async def mount_root(self, files: Files, path: str, deadline: Deadline) -> str:
+        """Show the directory `path` here too; returns the root to use.
+
+        The runtime takes its root by a path. One in a storage could be led elsewhere by a
+        container between a check and the runtime's use, so what it gets is this mount,
+        made by descriptor of a path without links. Raises MOUNT_REFUSED.
+        """
+        bind = BindMount(source=Location(root=path), recursive=True)
+        try:
+            self._rootfs.mkdir(mode=0o755)
+            await files.mount(bind, str(self._rootfs), deadline)
+        except OSError as error:
+            raise kernel_refused(
+                error, doing=f"take {path} for a root", reason=Reason.MOUNT_REFUSED
+            ) from error
+        return str(self._rootfs)
+
+    async def unmount_root(self, files: Files, deadline: Deadline) -> None:
+        """Take the root off again; fine when it is not there. Raises UNMOUNT_REFUSED."""
+        # What was mounted below it came along and goes along.
+        flags = UnmountFlag.NOFOLLOW | UnmountFlag.DETACH
+        await self._unmount(files, self._rootfs, flags, deadline)
+
+    async def mount_source(
+        self, files: Files, name: str, location: Location, deadline: Deadline
+    ) -> str:
+        """Show a file or directory here too; returns its path. Raises MOUNT_REFUSED."""
+        target = self._sources / name
+        try:
+            self._sources.mkdir(mode=0o700, exist_ok=True)
+            if await files.is_directory(location, deadline):
+                target.mkdir(mode=0o755)
+            else:
+                target.touch(mode=0o600)
+            await files.mount(BindMount(source=location, recursive=True), str(target), deadline)
+        except OSError as error:
+            raise kernel_refused(
+                error, doing=f"take {location} for a mount", reason=Reason.MOUNT_REFUSED
+            ) from error
+        return str(target)
+
+    async def unmount_sources(self, files: Files, deadline: Deadline) -> None:
+        """Take all of them off again. Raises UNMOUNT_REFUSED."""
+        flags = UnmountFlag.NOFOLLOW | UnmountFlag.DETACH
+        for target in self._sources.iterdir() if self._sources.is_dir() else ():
+            await self._unmount(files, target, flags, deadline)
+
     async def unmount_layer(self, files: Files, deadline: Deadline) -> None:
         """Take the layer off again; fine when it is not there. Raises UNMOUNT_REFUSED."""
         for target in (self._rootfs, self._layer):
-            try:
-                await files.unmount(str(target), UnmountFlag.NOFOLLOW, deadline)
-            except OSError as error:
-                if error.errno not in _NOT_THERE:
-                    doing = f"take the writable layer off {target}"
-                    raise kernel_refused(
-                        error, doing=doing, reason=Reason.UNMOUNT_REFUSED
-                    ) from error
+            await self._unmount(files, target, UnmountFlag.NOFOLLOW, deadline)
+
+    async def _unmount(
+        self, files: Files, target: Path, flags: UnmountFlag, deadline: Deadline
+    ) -> None:
+        try:
+            await files.unmount(str(target), flags, deadline)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise kernel_refused(
+                    error, doing=f"unmount {target}", reason=Reason.UNMOUNT_REFUSED
+                ) from error
 
     def remove(self) -> None:
         """Only files of the agent's are in it by now: what was mounted there is not."""
@@ -177,8 +233,3 @@ async def check_root_directory(files: Files, path: str, deadline: Deadline) -> N
             field="path",
             hint="/usr/lib/innkeeper/rootfs is the small root in the image",
         ) from error
-
-
-def _escaped(path: str) -> str:
-    """Backslashes before what the overlay's options give a meaning to (overlayfs.rst)."""
-    return "".join(f"\\{letter}" if letter in "\\,:" else letter for letter in path)

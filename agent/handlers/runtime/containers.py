@@ -17,28 +17,34 @@ from typing import TYPE_CHECKING, Any
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Reason, already_exists, wrong_state
-from agent.core.model import ContainerState, ContainerStatus, RootStorage
+from agent.core.model import ContainerState, ContainerStatus, RootPath, RootStorage
 from agent.core.names import check_id
 from agent.core.undo import UndoStack
 from agent.handlers.runtime import spec as oci
 from agent.handlers.runtime import update
 from agent.handlers.runtime.bundle import check_root_directory
 from agent.handlers.runtime.grants import Granted, User, grant_device
+from agent.handlers.runtime.labels import drop_labels
 from agent.handlers.runtime.launch import launch
+from agent.handlers.runtime.mountflags import flags_at
 from agent.handlers.runtime.process import Process
 from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord, fingerprint
 from agent.handlers.runtime.restore import restore
 from agent.handlers.runtime.retention import Retention
 from agent.handlers.runtime.runtime import CreateCall, RuntimeState, Stdio
+from agent.handlers.runtime.sources import pin_sources
 from agent.handlers.runtime.spec_devices import guest_path, plan_devices, put_devices
 from agent.handlers.runtime.spec_env import translate_env
 from agent.handlers.runtime.spec_process import has_terminal
 from agent.handlers.runtime.table import Container, ContainerTable
+from agent.handlers.runtime.targets import make_targets
 from agent.handlers.runtime.teardown import holder, push_teardown
 from agent.handlers.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from agent.core.model import ContainerRequest, ContainerUpdate
+    from collections.abc import Awaitable, Callable
+
+    from agent.core.model import ContainerRequest, ContainerUpdate, MountedStorage, StorageMount
     from agent.handlers.runtime.context import RuntimeContext
 
 log = logging.getLogger(__name__)
@@ -58,6 +64,11 @@ class Containers:
         self.turns = Turns()
         self.retention = Retention(self.table, self.turns)
         self._context = context
+        self._visitors: list[Callable[[str], Awaitable[None]]] = []
+
+    def before_removal(self, leave: Callable[[str], Awaitable[None]]) -> None:
+        """Have `leave` told of each container whose removal begins: it lets go of its files."""
+        self._visitors.append(leave)
 
     def get(self, container_id: str) -> ContainerStatus:
         """Raises UNKNOWN_CONTAINER."""
@@ -174,6 +185,7 @@ class Containers:
             storages=tuple(dict.fromkeys(storages)),
             devices=tuple(dict.fromkeys(grant.device_id for grant in request.devices)),
             layer=request.writable_layer,
+            bound=isinstance(request.rootfs, RootPath) and not request.writable_layer,
             exclusive_cpus=request.exclusive_cpus,
         )
 
@@ -186,26 +198,33 @@ class Containers:
     ) -> None:
         context, bundle = self._context, container.bundle
         container.mark(Phase.CREATING)
+        for storage_id in container.record.storages:
+            # One that is being attached is waited for and shared.
+            await context.storages.awaited(storage_id, max(deadline.left(), 0.001))
         mounts = [
-            oci.storage_mount(mount, context.storages.acquire(mount.storage_id, container.id))
+            self._storage_mount(mount, context.storages.acquire(mount.storage_id, container.id))
             for mount in request.storages
         ]
         granted = self._hold_devices(request)
-        root = await self._root(request, deadline)
         bundle.make()
-        if request.writable_layer:
-            root = await bundle.mount_layer(context.files, root, context.layer_size, deadline)
+        root = await self._root(container, request, deadline)
         around = oci.Surroundings(root=root, cgroup=container.record.cgroup, mounts=mounts)
         config = oci.complete(spec, around)
+        drop_labels(context.roots, container.id, config)
         self._add_devices(container, config, granted)
-        if folders := oci.mount_folders(spec, mounts):
-            await context.files.make_link_targets(root, folders, deadline)
+        await pin_sources(context.files, bundle, context.roots, config, deadline)
+        await make_targets(context.files, root, config, deadline)
         bundle.write_config(oci.to_json(config))
         await self._launch(container, config, deadline)
         if request.exclusive_cpus:
             await context.exclusive.grant(
                 container.id, container.record.cgroup, request.exclusive_cpus
             )
+
+    def _storage_mount(self, wanted: StorageMount, storage: MountedStorage) -> dict[str, Any]:
+        return oci.storage_mount(
+            wanted, storage, flags_at(self._context.roots, storage.mount_point)
+        )
 
     def _hold_devices(self, request: ContainerRequest) -> tuple[Granted, ...]:
         granted = []
@@ -239,12 +258,22 @@ class Containers:
             )
         )
 
-    async def _root(self, request: ContainerRequest, deadline: Deadline) -> str:
+    async def _root(
+        self, container: Container, request: ContainerRequest, deadline: Deadline
+    ) -> str:
+        """A directory whose path nobody but the agent can lead elsewhere."""
+        files, bundle = self._context.files, container.bundle
         if isinstance(request.rootfs, RootStorage):
             storage_id = request.rootfs.storage_id
-            return self._context.storages.acquire(storage_id, request.id).mount_point
-        await check_root_directory(self._context.files, request.rootfs.path, deadline)
-        return request.rootfs.path
+            root = self._context.storages.acquire(storage_id, request.id).mount_point
+        else:
+            root = request.rootfs.path
+            await check_root_directory(files, root, deadline)
+        if request.writable_layer:
+            return await bundle.mount_layer(files, root, self._context.layer_size, deadline)
+        if isinstance(request.rootfs, RootStorage):
+            return root
+        return await bundle.mount_root(files, root, deadline)
 
     async def _launch(
         self, container: Container, config: dict[str, Any], deadline: Deadline
@@ -334,6 +363,8 @@ class Containers:
         with contextlib.suppress(AgentError):
             # A full run directory must not keep anyone from making space.
             container.mark(Phase.REMOVING)
+        for leave in self._visitors:
+            await leave(container_id)
         await _ask_to_end(container, grace, deadline)
         # An exec that is under way fails now, and takes itself back before the rest goes.
         container.cgroup.kill()

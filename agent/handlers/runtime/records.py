@@ -39,6 +39,7 @@ class Phase(StrEnum):
 class ContainerRecord:
     """A container; `storages` and `devices` are the ids of what it holds.
 
+    `layer`, `bound`: its bundle holds a writable layer, or its root mounted once more.
     `rules` and `claims` are what the specification said of devices (spec_devices.py),
     `owner` is whom it gives them to.
     `incoming` are the grants of an update from its beginning to its end: an agent
@@ -54,6 +55,7 @@ class ContainerRecord:
     storages: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     layer: bool = False
+    bound: bool = False
     granted: tuple[Granted, ...] = ()
     incoming: tuple[Granted, ...] | None = None
     rules: tuple[dict[str, Any], ...] = ()
@@ -79,6 +81,7 @@ class ContainerRecord:
             storages=tuple(map(str, data["storages"])),
             devices=tuple(map(str, data["devices"])),
             layer=bool(data["layer"]),
+            bound=bool(data["bound"]),
             granted=_granted(data["granted"]),
             incoming=None if data["incoming"] is None else _granted(data["incoming"]),
             rules=tuple(dict(rule) for rule in data["rules"]),

@@ -141,6 +141,7 @@ def _take_back_strays(context: RuntimeContext, containers: Containers, ids: set[
             cgroup=f"{context.parent()}/{path.name}",
             phase=Phase.REMOVING,
             layer=True,
+            bound=True,
         )
         container = Container(context, record)
         containers.table.add(container)

@@ -13,13 +13,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent.core.errors import invalid
+from agent.core.errors import invalid, wrong_state
 from agent.handlers.runtime.spec_devices import check_entry, check_rule
 from agent.handlers.runtime.spec_process import check_process, container_defaults
 from agent.handlers.runtime.specjson import Json, bad_spec, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from agent.core.model import MountedStorage, StorageMount
 
@@ -79,7 +79,6 @@ _BIND_OPTIONS = frozenset(
         "relatime",
         "norelatime",
         "strictatime",
-        "nosymfollow",
         "private",
         "rprivate",
         "slave",
@@ -90,6 +89,12 @@ _BIND_OPTIONS = frozenset(
         "rbind",
     ]
 )
+_LONGEST_PATH = 4095
+"""PATH_MAX without its NUL (include/uapi/linux/limits.h)."""
+
+_STRICT = {"nosuid": "suid", "nodev": "dev", "noexec": "exec", "ro": "rw"}
+"""Flags that a container doesn't take away from a storage, and the words that would."""
+
 _PROPAGATION = {"private", "rprivate", "slave", "rslave", "shared", "rshared"}
 
 
@@ -150,46 +155,51 @@ def complete(spec: dict[str, Any], around: Surroundings) -> dict[str, Any]:
     return whole
 
 
-def storage_mount(wanted: StorageMount, storage: MountedStorage) -> dict[str, Any]:
-    """A storage as a bind mount; raises BAD_FIELD.
+def storage_mount(
+    wanted: StorageMount, storage: MountedStorage, flags: Collection[str] = ()
+) -> dict[str, Any]:
+    """A storage as a bind mount; `flags`: those its own mount has. Raises BAD_FIELD, WRONG_STATE.
 
-    The runtime resolves the destination inside the container's root, links and
-    all, so it is only checked for its form here.
+    The runtime sets the flags that it is told of and clears the others, so what the
+    storage was attached with is said again, whatever the container asks for.
+    The destination is resolved inside the container's root, links and all
+    (targets.py), so it is only checked for its form here.
     """
-    if not wanted.destination.startswith("/"):
+    if (problem := _destination_problem(wanted.destination)) is not None:
         raise invalid(
-            f"storage {wanted.storage_id}: the destination {wanted.destination!r} is not absolute",
+            f"storage {wanted.storage_id}: the destination {wanted.destination[:200]!r} {problem}",
             field="destination",
         )
-    unknown = [option for option in wanted.options if option not in _BIND_OPTIONS]
-    if unknown or "\0" in wanted.destination:
+    if unknown := [option for option in wanted.options if option not in _BIND_OPTIONS]:
         raise invalid(
-            f"storage {wanted.storage_id}: {', '.join(unknown) or 'NUL'} is no option of a mount"
+            f"storage {wanted.storage_id}: {', '.join(unknown)} is no option of a mount"
             " in a container",
             hint="known: " + ", ".join(sorted(_BIND_OPTIONS)),
             field="options",
+        )
+    if "nosymfollow" in flags:
+        # crun 1.21 doesn't know the flag and takes it off.
+        raise wrong_state(
+            f"storage {wanted.storage_id} is mounted with nosymfollow, which the runtime would"
+            " not keep in a container",
+            hint="attach it without, or use it under other storages only",
+            id=wanted.storage_id,
         )
     options = list(wanted.options)
     if not {"bind", "rbind"} & set(options):
         options.insert(0, "rbind")
     if not _PROPAGATION & set(options):
         options.append("rprivate")
-    if storage.request.read_only:
-        options = [option for option in options if option not in ("ro", "rw")] + ["ro"]
+    given = {*flags, "ro"} if storage.request.read_only else set(flags)
+    kept = [flag for flag in _STRICT if flag in given]
+    replaced = {*kept, *(_STRICT[flag] for flag in kept)}
+    options = [option for option in options if option not in replaced] + kept
     return {
         "destination": wanted.destination,
         "type": "bind",
         "source": storage.mount_point,
         "options": options,
     }
-
-
-def mount_folders(spec: dict[str, Any], storages: Sequence[dict[str, Any]]) -> list[str]:
-    """Paths in the root that have to be directories for the mounts to be made: where
-    storages go, and where other mounts, which may be of files, lie in."""
-    parents = (mount["destination"].rpartition("/")[0] for mount in spec.get("mounts") or ())
-    folders = [*(mount["destination"] for mount in storages), *parents]
-    return [folder for folder in dict.fromkeys(folders) if folder]
 
 
 def to_json(spec: dict[str, Any]) -> str:
@@ -207,8 +217,24 @@ def _check_top(spec: Json) -> None:
     spec.check("domainname", Json.text)
 
 
+def _destination_problem(path: str) -> str | None:
+    """What is wrong with the form of a mount's destination in a container."""
+    names = path.split("/")
+    if not path.startswith("/"):
+        return "is not absolute"
+    if "\0" in path or len(path) > _LONGEST_PATH:
+        return "is no path: it has a NUL, or more than 4095 letters"
+    if ".." in names:
+        return "has '..' in it: name the place itself"
+    if not set(names) - {"", "."}:
+        return "is the root itself: that is what the container is made from"
+    return None
+
+
 def _check_mount(mount: Json) -> None:
-    mount.need("destination").path()
+    destination = mount.need("destination")
+    if (problem := _destination_problem(destination.text())) is not None:
+        raise bad_spec(destination.place, f"{destination.text()[:200]!r} {problem}")
     mount.check("type", Json.text)
     mount.check("source", Json.text)
     mount.check("options", Json.texts)

@@ -75,6 +75,9 @@ async def _forget_processes(container: Container) -> None:
 
 async def _remove_bundle(context: RuntimeContext, container: Container, deadline: Deadline) -> None:
     # One step: nothing may be removed where a mount that stays would be entered.
+    await container.bundle.unmount_sources(context.files, deadline)
+    if container.record.bound:
+        await container.bundle.unmount_root(context.files, deadline)
     if container.record.layer:
         await container.bundle.unmount_layer(context.files, deadline)
     container.bundle.remove()

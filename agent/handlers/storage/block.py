@@ -1,13 +1,26 @@
-"""A file system on an attached block device."""
+"""A file system on a block device, on a partition of it, or below dm-verity or dm-crypt."""
 
 from __future__ import annotations
 
 import errno
+from typing import TYPE_CHECKING
 
 from agent.core.errors import invalid
-from agent.core.model import BlockSource, NodeType, StorageRequest
-from agent.handlers.storage.base import MountPlan, StorageClass, StorageContext
+from agent.core.fileops import FsMount
+from agent.core.sources import BlockSource
+from agent.handlers.storage.base import MountPlan, StorageClass
+from agent.handlers.storage.claimed import claim
+from agent.handlers.storage.crypt import make_crypt
+from agent.handlers.storage.format import Below, format_if_empty
 from agent.handlers.storage.options import parse_options
+from agent.handlers.storage.partitions import partition_node
+from agent.handlers.storage.verity import make_verity
+from agent.handlers.storage.volumes import block_node
+
+if TYPE_CHECKING:
+    from agent.core.model import AttachedDevice, DeviceNode
+    from agent.core.sources import VeritySetup
+    from agent.handlers.storage.job import Job
 
 FS_TYPES = frozenset(
     [
@@ -34,62 +47,105 @@ _TRANSIENT = frozenset({errno.ENOENT, errno.ENOMEM})
 
 
 class BlockStorage(StorageClass[BlockSource]):
-    """Held while mounted, so that the device cannot be detached under the file system."""
+    """Its devices are held while it is mounted, so that none is detached under it."""
 
     name = "block"
     source = BlockSource
 
-    def hold(self, context: StorageContext, request: StorageRequest, source: BlockSource) -> None:
-        context.devices.hold(source.device_id, _user(request))
+    def devices(self, source: BlockSource) -> tuple[str, ...]:
+        hashes = source.verity.hash_device_id if source.verity else ""
+        return tuple(dict.fromkeys(each for each in (source.device_id, hashes) if each))
 
-    def release(
-        self, context: StorageContext, request: StorageRequest, source: BlockSource
-    ) -> None:
-        context.devices.release(source.device_id, _user(request))
-
-    def plan(
-        self, context: StorageContext, request: StorageRequest, source: BlockSource
-    ) -> MountPlan:
-        if source.fs_type not in FS_TYPES:
-            raise invalid(
-                f"{source.fs_type!r} is not a file system of block devices: "
-                f"known are {', '.join(sorted(FS_TYPES))}",
-                field="source.block.fs_type",
-            )
-        device = context.devices.get(source.device_id)
-        disk = next((node for node in device.nodes if node.type is NodeType.BLOCK), None)
-        if disk is None:
-            raise invalid(
-                f"device {source.device_id} has no block device: nothing can be mounted from it",
-                field="source.block.device_id",
-                hint="Devices.Get shows what it is, and in which mode",
-            )
-        options = parse_options(
-            request.options, read_only=request.read_only, selinux=context.selinux
+    async def prepare(self, job: Job[BlockSource]) -> MountPlan:
+        source, request = job.source, job.request
+        _refuse_impossible(job)
+        words = parse_options(
+            request.options, read_only=request.read_only, selinux=job.tools.selinux
         )
+        device = await _device(job)
+        node = await _formatted(job, await _volume(job, device))
         return MountPlan(
-            source=disk.path,
-            fs_type=source.fs_type,
-            options=options,
+            call=FsMount(
+                source=node.path,
+                fs_type=source.fs_type,
+                options=words.options,
+                flags=words.flags,
+            ),
             transient=_TRANSIENT,
-            near=(device.sysfs_path.removeprefix(str(context.roots.sys)),),
-            hints=_hints(source),
+            near=(device.sysfs_path.removeprefix(str(job.tools.roots.sys)),),
+            hints=_hints(device.request.id, source.fs_type),
         )
 
 
-def _user(request: StorageRequest) -> str:
-    return f"storage {request.id}"
+def _refuse_impossible(job: Job[BlockSource]) -> None:
+    source = job.source
+    if source.fs_type not in FS_TYPES:
+        raise invalid(
+            f"{source.fs_type!r} is not a file system of block devices: "
+            f"known are {', '.join(sorted(FS_TYPES))}",
+            field="source.block.fs_type",
+        )
+    if source.verity is not None and not job.request.read_only:
+        raise invalid(
+            "what dm-verity proves can't be written: ask for read_only", field="read_only"
+        )
+    if source.verity is not None and (source.crypt is not None or source.format_if_empty):
+        raise invalid(
+            "dm-verity goes neither with dm-crypt nor with format_if_empty",
+            field="source.block.verity",
+        )
+    if source.format_if_empty and job.request.read_only:
+        raise invalid(
+            "a storage that is read-only can't be formatted", field="source.block.format_if_empty"
+        )
 
 
-def _hints(source: BlockSource) -> dict[int, str]:
-    read_only = f"device {source.device_id} is read-only: ask for read_only"
+async def _device(job: Job[BlockSource]) -> AttachedDevice:
+    if job.source.address is not None:
+        return await claim(job, job.source.address)
+    return job.device(job.source.device_id)
+
+
+async def _volume(job: Job[BlockSource], device: AttachedDevice) -> DeviceNode:
+    """The disk, or its partition."""
+    source = job.source
+    if source.partition or source.partition_label:
+        return await partition_node(
+            job.tools, device, source.partition, source.partition_label, job.deadline
+        )
+    return block_node(device, "source.block.device_id")
+
+
+async def _formatted(job: Job[BlockSource], node: DeviceNode) -> DeviceNode:
+    """What is mounted: the volume or what is mapped over it, with a file system if asked for."""
+    source, below = job.source, None
+    if source.verity is not None:
+        return await make_verity(job, node, _hashes(job, node, source.verity), source.verity)
+    if source.crypt is not None:
+        below = Below(node=node, offset=source.crypt.offset)
+        node = await make_crypt(job, node, source.crypt)
+    if source.format_if_empty:
+        await format_if_empty(
+            job.tools, node, source.fs_type, job.deadline, read_only=False, below=below
+        )
+    return node
+
+
+def _hashes(job: Job[BlockSource], node: DeviceNode, verity: VeritySetup) -> DeviceNode:
+    if not verity.hash_device_id:
+        return node
+    return block_node(job.device(verity.hash_device_id), "source.block.verity.hash_device_id")
+
+
+def _hints(device_id: str, fs_type: str) -> dict[int, str]:
+    read_only = f"device {device_id} is read-only: ask for read_only"
     return {
         errno.EINVAL: (
-            f"device {source.device_id} holds no {source.fs_type} file system, or an option "
+            f"device {device_id} holds no {fs_type} file system, or an option "
             "is not one of its own: see the kernel log"
         ),
-        errno.ENODEV: f"this kernel has no {source.fs_type} and no module of that name",
+        errno.ENODEV: f"this kernel has no {fs_type} and no module of that name",
         errno.EACCES: read_only,
         errno.EROFS: read_only,
-        errno.EBUSY: f"device {source.device_id} is mounted already, with other options",
+        errno.EBUSY: f"device {device_id} is mounted already, with other options",
     }

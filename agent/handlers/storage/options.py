@@ -1,10 +1,10 @@
-"""Mount options in fstab's words, turned into mount(2)'s flags and data.
+"""Mount options in fstab's words, turned into flags and the file system's own options.
 
 The words and their opposites are those of mount(8) and of the OCI runtime
 specification; of a word and its opposite the last one wins. Words that only
 user space understands (`defaults`, `nofail`, `_netdev`, `x-*`) end here. All
-others are the file system's own and go to the kernel as they are, in order: an
-option that it does not know is its EINVAL, never ours to guess.
+others are the file system's own and go to the kernel as they are, in order and also
+twice: an option that it does not know is its EINVAL, never ours to guess.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.core.errors import invalid
+from agent.core.fileops import FileRefusal, MountOption
+from agent.linux import mountdata
 from agent.linux.mounting import MountFlag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 log = logging.getLogger(__name__)
-
-# mount(2) copies one page of data and cuts what is longer without a word.
-DATA_LIMIT = 4095
 
 _NONE = MountFlag(0)
 _ATIME = MountFlag.NOATIME | MountFlag.RELATIME | MountFlag.STRICTATIME
@@ -101,41 +100,67 @@ _REFUSED = frozenset(
 )
 _REFUSED_PREFIXES = ("loop=", "offset=", "sizelimit=")
 
+# For a bind mount these say only what it is.
+_BIND = frozenset(["bind", "rbind"])
+
+# Of CIFS and Ceph, for those who write them here and not in the fields that are meant for them.
+_SECRET = frozenset(["password", "pass", "password2", "secret"])
+
 _SELINUX = ("context=", "fscontext=", "defcontext=", "rootcontext=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
-    """`flags` and `data` as mount(2) takes them."""
+    """`flags` of the mount and its super block, `options` of the file system's own."""
 
     flags: MountFlag
-    data: str
+    options: tuple[MountOption, ...]
 
 
 def parse_options(
-    entries: Iterable[str], *, read_only: bool = False, selinux: bool = False
+    entries: Iterable[str], *, read_only: bool = False, selinux: bool = False, bind: bool = False
 ) -> MountOptions:
     """Options of a request; an entry may hold several, split at commas outside double quotes.
 
-    `read_only` adds `ro` after all others. Without `selinux` in the guest its labels are
-    dropped with a log line, because the kernel refuses them then. Raises BAD_FIELD for
-    options that a mount of this kind cannot have, and for data over one page.
+    A value in quotes is what is between them. `read_only` adds `ro` after all others. Without
+    `selinux` in the guest its labels are dropped with a log line, because the kernel refuses
+    them then. A `bind` mount takes the words "bind" and "rbind", and none of a file system's.
+    Raises BAD_FIELD for options that a mount of this kind cannot have.
     """
     flags = _NONE
-    data: list[str] = []
+    options: list[MountOption] = []
     for word in _words(entries):
         if word in _FLAGS:
             set_flags, cleared = _FLAGS[word]
             flags = (flags & ~cleared) | set_flags
-        elif word in _REFUSED or word.startswith(_REFUSED_PREFIXES):
-            raise invalid(f"the mount option {word!r} is not possible here", field="options")
-        elif word.startswith(_SELINUX) and not selinux:
-            log.warning("mount option %s dropped: this guest has no SELinux", word)
-        elif word not in _USER_SPACE and not word.startswith(_USER_SPACE_PREFIXES):
-            data.append(word)
+        elif not _dropped(word, selinux=selinux, bind=bind):
+            options.append(_option(word))
     if read_only:
         flags |= MountFlag.RDONLY
-    return MountOptions(flags=flags, data=_checked(",".join(data)))
+    if bind and options:
+        words = ",".join(map(str, options))
+        raise invalid(f"a bind mount takes no options of a file system: {words}", field="options")
+    return MountOptions(flags=flags, options=_checked(options))
+
+
+def _dropped(word: str, *, selinux: bool, bind: bool) -> bool:
+    if word in _REFUSED or word.startswith(_REFUSED_PREFIXES):
+        if bind and word in _BIND:
+            return True
+        raise invalid(f"the mount option {word!r} is not possible here", field="options")
+    if word.startswith(_SELINUX) and not selinux:
+        log.warning("mount option %s dropped: this guest has no SELinux", word)
+        return True
+    return word in _USER_SPACE or word.startswith(_USER_SPACE_PREFIXES)
+
+
+def _option(word: str) -> MountOption:
+    key, equals, value = word.partition("=")
+    if not key:
+        raise invalid(f"the mount option {word!r} has no name", field="options")
+    if len(value) > 1 and value[0] == value[-1] == '"' and value.count('"') == 2:
+        value = value[1:-1]
+    return MountOption(key=key, value=value if equals else None, secret=key in _SECRET)
 
 
 def _words(entries: Iterable[str]) -> Iterator[str]:
@@ -164,13 +189,14 @@ def _split(entry: str) -> Iterator[str]:
         yield word
 
 
-def _checked(data: str) -> str:
-    if "\0" in data:
+def _checked(options: list[MountOption]) -> tuple[MountOption, ...]:
+    texts = mountdata.strings(options)
+    if any("\0" in text for text in texts):
         raise invalid("a mount option holds a NUL byte", field="options")
-    size = len(data.encode(errors="surrogateescape"))
-    if size > DATA_LIMIT:
-        raise invalid(
-            f"the mount options are too long: {size} bytes, the kernel takes {DATA_LIMIT}",
-            field="options",
-        )
-    return data
+    if not mountdata.fits_strings(texts):
+        # Then only mount(2) can take them, all in one.
+        try:
+            mountdata.mount_data(options, "")
+        except FileRefusal as refusal:
+            raise invalid(f"the mount {refusal.log[0]}", field="options") from refusal
+    return tuple(options)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 MICROS: Final = 1_000_000
 
+PATH_BYTES: Final = 4095
+"""PATH_MAX without its NUL (include/uapi/linux/limits.h)."""
+
 
 def seconds(value: float, field: str) -> float | None:
     """A timeout: None for 0, which means the default."""
@@ -35,6 +38,8 @@ def absolute_path(value: str, field: str) -> str:
     """A path from the root, as it is; `..` is left to whoever resolves it."""
     if not plain_text(value, field).startswith("/"):
         raise invalid(f"{field}: {value!r} is not an absolute path", field=field, value=value)
+    if len(value) > PATH_BYTES or len(value.encode()) > PATH_BYTES:
+        raise invalid(f"{field}: a path has at most {PATH_BYTES} bytes", field=field)
     return value
 
 

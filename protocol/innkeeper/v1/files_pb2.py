@@ -24,27 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18innkeeper/v1/files.proto\x12\x0cinnkeeper.v1\"@\n\x08\x46ileRoot\x12\x14\n\nstorage_id\x18\x01 \x01(\tH\x00\x12\x16\n\x0c\x63ontainer_id\x18\x02 \x01(\tH\x00\x42\x06\n\x04root\"\xa5\x01\n\x0c\x43opyInHeader\x12$\n\x04root\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.FileRoot\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x0b\n\x03uid\x18\x04 \x01(\r\x12\x0b\n\x03gid\x18\x05 \x01(\r\x12\x0c\n\x04size\x18\x06 \x01(\x04\x12\x16\n\x0e\x64irectory_mode\x18\x07 \x01(\r\x12\x13\n\x0blink_target\x18\x08 \x01(\t\"V\n\rCopyInRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.innkeeper.v1.CopyInHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"\x1e\n\x0e\x43opyInResponse\x12\x0c\n\x04size\x18\x01 \x01(\x04\"T\n\x0e\x43opyOutRequest\x12$\n\x04root\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.FileRoot\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"R\n\x0f\x43opyOutResponse\x12&\n\x04info\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.FileInfoH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"@\n\x08\x46ileInfo\x12\x0c\n\x04mode\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\r\x12\x0b\n\x03gid\x18\x03 \x01(\r\x12\x0c\n\x04size\x18\x04 \x01(\x04\x32\x98\x01\n\x05\x46iles\x12\x45\n\x06\x43opyIn\x12\x1b.innkeeper.v1.CopyInRequest\x1a\x1c.innkeeper.v1.CopyInResponse(\x01\x12H\n\x07\x43opyOut\x12\x1c.innkeeper.v1.CopyOutRequest\x1a\x1d.innkeeper.v1.CopyOutResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18innkeeper/v1/files.proto\x12\x0cinnkeeper.v1\"@\n\x08\x46ileRoot\x12\x14\n\nstorage_id\x18\x01 \x01(\tH\x00\x12\x16\n\x0c\x63ontainer_id\x18\x02 \x01(\tH\x00\x42\x06\n\x04root\"0\n\x08\x46ileTime\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\x13\n\x0bnanoseconds\x18\x02 \x01(\r\"\xb5\x01\n\nFileHeader\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04type\x18\x02 \x01(\x0e\x32\x16.innkeeper.v1.FileType\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x0b\n\x03uid\x18\x04 \x01(\r\x12\x0b\n\x03gid\x18\x05 \x01(\r\x12\x0c\n\x04size\x18\x06 \x01(\x04\x12(\n\x08modified\x18\x07 \x01(\x0b\x32\x16.innkeeper.v1.FileTime\x12\x13\n\x0blink_target\x18\x08 \x01(\t\"P\n\x08\x46ilePart\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.FileHeader\x12\x0c\n\x04hole\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"i\n\tCopyStart\x12$\n\x04root\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.FileRoot\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x16\n\x0e\x64irectory_mode\x18\x03 \x01(\r\x12\x10\n\x08only_new\x18\x04 \x01(\x08\"^\n\rCopyInRequest\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x17.innkeeper.v1.CopyStart\x12%\n\x05parts\x18\x02 \x03(\x0b\x32\x16.innkeeper.v1.FilePart\"Q\n\x0e\x43opyInResponse\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\r\n\x05\x66iles\x18\x02 \x01(\x04\x12\x13\n\x0b\x64irectories\x18\x03 \x01(\x04\x12\r\n\x05links\x18\x04 \x01(\x04\"|\n\x0e\x43opyOutRequest\x12$\n\x04root\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.FileRoot\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\trecursive\x18\x04 \x01(\x08\x12\x13\n\x0b\x66ollow_link\x18\x05 \x01(\x08\"J\n\x0f\x43opyOutResponse\x12%\n\x05parts\x18\x01 \x03(\x0b\x32\x16.innkeeper.v1.FilePart\x12\x10\n\x08left_out\x18\x02 \x03(\t*f\n\x08\x46ileType\x12\x19\n\x15\x46ILE_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x46ILE_TYPE_FILE\x10\x01\x12\x17\n\x13\x46ILE_TYPE_DIRECTORY\x10\x02\x12\x12\n\x0e\x46ILE_TYPE_LINK\x10\x03\x32\x98\x01\n\x05\x46iles\x12\x45\n\x06\x43opyIn\x12\x1b.innkeeper.v1.CopyInRequest\x1a\x1c.innkeeper.v1.CopyInResponse(\x01\x12H\n\x07\x43opyOut\x12\x1c.innkeeper.v1.CopyOutRequest\x1a\x1d.innkeeper.v1.CopyOutResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'innkeeper.v1.files_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_FILETYPE']._serialized_start=912
+  _globals['_FILETYPE']._serialized_end=1014
   _globals['_FILEROOT']._serialized_start=42
   _globals['_FILEROOT']._serialized_end=106
-  _globals['_COPYINHEADER']._serialized_start=109
-  _globals['_COPYINHEADER']._serialized_end=274
-  _globals['_COPYINREQUEST']._serialized_start=276
-  _globals['_COPYINREQUEST']._serialized_end=362
-  _globals['_COPYINRESPONSE']._serialized_start=364
-  _globals['_COPYINRESPONSE']._serialized_end=394
-  _globals['_COPYOUTREQUEST']._serialized_start=396
-  _globals['_COPYOUTREQUEST']._serialized_end=480
-  _globals['_COPYOUTRESPONSE']._serialized_start=482
-  _globals['_COPYOUTRESPONSE']._serialized_end=564
-  _globals['_FILEINFO']._serialized_start=566
-  _globals['_FILEINFO']._serialized_end=630
-  _globals['_FILES']._serialized_start=633
-  _globals['_FILES']._serialized_end=785
+  _globals['_FILETIME']._serialized_start=108
+  _globals['_FILETIME']._serialized_end=156
+  _globals['_FILEHEADER']._serialized_start=159
+  _globals['_FILEHEADER']._serialized_end=340
+  _globals['_FILEPART']._serialized_start=342
+  _globals['_FILEPART']._serialized_end=422
+  _globals['_COPYSTART']._serialized_start=424
+  _globals['_COPYSTART']._serialized_end=529
+  _globals['_COPYINREQUEST']._serialized_start=531
+  _globals['_COPYINREQUEST']._serialized_end=625
+  _globals['_COPYINRESPONSE']._serialized_start=627
+  _globals['_COPYINRESPONSE']._serialized_end=708
+  _globals['_COPYOUTREQUEST']._serialized_start=710
+  _globals['_COPYOUTREQUEST']._serialized_end=834
+  _globals['_COPYOUTRESPONSE']._serialized_start=836
+  _globals['_COPYOUTRESPONSE']._serialized_end=910
+  _globals['_FILES']._serialized_start=1017
+  _globals['_FILES']._serialized_end=1169
 # @@protoc_insertion_point(module_scope)

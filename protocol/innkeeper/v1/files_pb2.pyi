@@ -3,8 +3,11 @@
 isort:skip_file
 Files: copies into and out of a confined root."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -15,6 +18,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _FileType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FileTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FileType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FILE_TYPE_UNSPECIFIED: _FileType.ValueType  # 0
+    """BAD_FIELD."""
+    FILE_TYPE_FILE: _FileType.ValueType  # 1
+    """A regular file."""
+    FILE_TYPE_DIRECTORY: _FileType.ValueType  # 2
+    """A directory."""
+    FILE_TYPE_LINK: _FileType.ValueType  # 3
+    """A symbolic link."""
+
+class FileType(_FileType, metaclass=_FileTypeEnumTypeWrapper):
+    """What is copied."""
+
+FILE_TYPE_UNSPECIFIED: FileType.ValueType  # 0
+"""BAD_FIELD."""
+FILE_TYPE_FILE: FileType.ValueType  # 1
+"""A regular file."""
+FILE_TYPE_DIRECTORY: FileType.ValueType  # 2
+"""A directory."""
+FILE_TYPE_LINK: FileType.ValueType  # 3
+"""A symbolic link."""
+Global___FileType: _TypeAlias = FileType  # noqa: Y015
 
 @_typing.final
 class FileRoot(_message.Message):
@@ -27,7 +58,7 @@ class FileRoot(_message.Message):
     storage_id: _builtins.str
     """A mounted storage."""
     container_id: _builtins.str
-    """A container's root."""
+    """A container's root, as the container sees it."""
     def __init__(
         self,
         *,
@@ -45,33 +76,133 @@ class FileRoot(_message.Message):
 Global___FileRoot: _TypeAlias = FileRoot  # noqa: Y015
 
 @_typing.final
-class CopyInHeader(_message.Message):
-    """What is copied in."""
+class FileTime(_message.Message):
+    """A time, as stat(2) has it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROOT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    NANOSECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.int
+    """Seconds since 1970."""
+    nanoseconds: _builtins.int
+    """Nanoseconds within the second."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.int = ...,
+        nanoseconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nanoseconds", b"nanoseconds", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileTime: _TypeAlias = FileTime  # noqa: Y015
+
+@_typing.final
+class FileHeader(_message.Message):
+    """One file, directory or link."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     PATH_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     GID_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
-    DIRECTORY_MODE_FIELD_NUMBER: _builtins.int
+    MODIFIED_FIELD_NUMBER: _builtins.int
     LINK_TARGET_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Path below the root."""
+    """Path below CopyStart.path: no empty name, ".", "..", nor "/" before the first; empty:
+    CopyStart.path itself.
+    """
+    type: Global___FileType.ValueType
+    """What it is. Devices, fifos and sockets are not copied."""
     mode: _builtins.int
-    """Type and permission bits, as in stat(2); regular file, directory or link."""
+    """Permission bits, with set-user-id, set-group-id and sticky."""
     uid: _builtins.int
     """Owner."""
     gid: _builtins.int
     """Group."""
     size: _builtins.int
-    """Length in bytes."""
-    directory_mode: _builtins.int
-    """Permission bits of directories that are missing; 0: 0755."""
+    """Length in bytes of a regular file."""
     link_target: _builtins.str
     """A link's target."""
+    @_builtins.property
+    def modified(self) -> Global___FileTime:
+        """Last change; unset in CopyIn: now."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        type: Global___FileType.ValueType = ...,
+        mode: _builtins.int = ...,
+        uid: _builtins.int = ...,
+        gid: _builtins.int = ...,
+        size: _builtins.int = ...,
+        modified: Global___FileTime | None = ...,
+        link_target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["modified", b"modified"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gid", b"gid", "link_target", b"link_target", "mode", b"mode", "modified", b"modified", "path", b"path", "size", b"size", "type", b"type", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileHeader: _TypeAlias = FileHeader  # noqa: Y015
+
+@_typing.final
+class FilePart(_message.Message):
+    """A part of what is copied."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    HOLE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    hole: _builtins.int
+    """Bytes that are a hole, before `data`."""
+    data: _builtins.bytes
+    """Bytes of a regular file, in order. The file is complete at header.size."""
+    @_builtins.property
+    def header(self) -> Global___FileHeader:
+        """Begins an entry; without it the part goes on with the entry before."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___FileHeader | None = ...,
+        hole: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "header", b"header", "hole", b"hole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilePart: _TypeAlias = FilePart  # noqa: Y015
+
+@_typing.final
+class CopyStart(_message.Message):
+    """What CopyIn writes to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOT_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    DIRECTORY_MODE_FIELD_NUMBER: _builtins.int
+    ONLY_NEW_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path below the root that entries are relative to; empty: the root."""
+    directory_mode: _builtins.int
+    """Permission bits of directories that are missing on the way; 0: 0755."""
+    only_new: _builtins.bool
+    """Refuse to replace what is there (ALREADY_EXISTS, FILE_EXISTS)."""
     @_builtins.property
     def root(self) -> Global___FileRoot:
         """What the path is confined to."""
@@ -81,48 +212,44 @@ class CopyInHeader(_message.Message):
         *,
         root: Global___FileRoot | None = ...,
         path: _builtins.str = ...,
-        mode: _builtins.int = ...,
-        uid: _builtins.int = ...,
-        gid: _builtins.int = ...,
-        size: _builtins.int = ...,
         directory_mode: _builtins.int = ...,
-        link_target: _builtins.str = ...,
+        only_new: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["root", b"root"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_mode", b"directory_mode", "gid", b"gid", "link_target", b"link_target", "mode", b"mode", "path", b"path", "root", b"root", "size", b"size", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_mode", b"directory_mode", "only_new", b"only_new", "path", b"path", "root", b"root"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CopyInHeader: _TypeAlias = CopyInHeader  # noqa: Y015
+Global___CopyStart: _TypeAlias = CopyStart  # noqa: Y015
 
 @_typing.final
 class CopyInRequest(_message.Message):
-    """A frame of Files.CopyIn."""
+    """A frame of Files.CopyIn: many small files may come in one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    data: _builtins.bytes
-    """Then the bytes, in order."""
+    START_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def header(self) -> Global___CopyInHeader:
-        """First."""
+    def start(self) -> Global___CopyStart:
+        """In the first frame."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilePart]:
+        """In order."""
 
     def __init__(
         self,
         *,
-        header: Global___CopyInHeader | None = ...,
-        data: _builtins.bytes = ...,
+        start: Global___CopyStart | None = ...,
+        parts: _abc.Iterable[Global___FilePart] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["header", "data"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CopyInRequest: _TypeAlias = CopyInRequest  # noqa: Y015
 
@@ -133,16 +260,28 @@ class CopyInResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SIZE_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    DIRECTORIES_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     size: _builtins.int
-    """Bytes written."""
+    """Bytes of regular files, holes included."""
+    files: _builtins.int
+    """Regular files."""
+    directories: _builtins.int
+    """Directories."""
+    links: _builtins.int
+    """Links."""
     def __init__(
         self,
         *,
         size: _builtins.int = ...,
+        files: _builtins.int = ...,
+        directories: _builtins.int = ...,
+        links: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directories", b"directories", "files", b"files", "links", b"links", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,10 +296,16 @@ class CopyOutRequest(_message.Message):
     ROOT_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    RECURSIVE_FIELD_NUMBER: _builtins.int
+    FOLLOW_LINK_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Path below the root."""
+    """Path below the root; empty: the root."""
     offset: _builtins.int
-    """First byte wanted."""
+    """First byte wanted, of a regular file."""
+    recursive: _builtins.bool
+    """A directory with all that is in it; not across a mount."""
+    follow_link: _builtins.bool
+    """If the path is a link, what it leads to inside the root."""
     @_builtins.property
     def root(self) -> Global___FileRoot:
         """What the path is confined to."""
@@ -171,10 +316,12 @@ class CopyOutRequest(_message.Message):
         root: Global___FileRoot | None = ...,
         path: _builtins.str = ...,
         offset: _builtins.int = ...,
+        recursive: _builtins.bool = ...,
+        follow_link: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["root", b"root"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "path", b"path", "root", b"root"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow_link", b"follow_link", "offset", b"offset", "path", b"path", "recursive", b"recursive", "root", b"root"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,60 +333,28 @@ class CopyOutResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    INFO_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    data: _builtins.bytes
-    """Then the bytes, in order."""
+    PARTS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def info(self) -> Global___FileInfo:
-        """First."""
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilePart]:
+        """In order; the first has the header of the path itself, with an empty path."""
+
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was left out, one a line: sockets, devices, mounts, files that changed or
+        vanished meanwhile.
+        """
 
     def __init__(
         self,
         *,
-        info: Global___FileInfo | None = ...,
-        data: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "info", b"info"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "info", b"info"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["info", "data"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
-
-Global___CopyOutResponse: _TypeAlias = CopyOutResponse  # noqa: Y015
-
-@_typing.final
-class FileInfo(_message.Message):
-    """What a file is."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MODE_FIELD_NUMBER: _builtins.int
-    UID_FIELD_NUMBER: _builtins.int
-    GID_FIELD_NUMBER: _builtins.int
-    SIZE_FIELD_NUMBER: _builtins.int
-    mode: _builtins.int
-    """Type and permission bits."""
-    uid: _builtins.int
-    """Owner."""
-    gid: _builtins.int
-    """Group."""
-    size: _builtins.int
-    """Length in bytes."""
-    def __init__(
-        self,
-        *,
-        mode: _builtins.int = ...,
-        uid: _builtins.int = ...,
-        gid: _builtins.int = ...,
-        size: _builtins.int = ...,
+        parts: _abc.Iterable[Global___FilePart] | None = ...,
+        left_out: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gid", b"gid", "mode", b"mode", "size", b"size", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FileInfo: _TypeAlias = FileInfo  # noqa: Y015
+Global___CopyOutResponse: _TypeAlias = CopyOutResponse  # noqa: Y015

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FilesStub:
-    """Copies, atomic, confined: no link and no ".." leads out of the root.
+    """Copies of files and trees. Confined: no link and no ".." leads out of the root.
+    Each file is atomic: it is there whole, or what was there before still is.
     """
 
     def __init__(self, channel):
@@ -48,19 +49,24 @@ class FilesStub:
 
 
 class FilesServicer:
-    """Copies, atomic, confined: no link and no ".." leads out of the root.
+    """Copies of files and trees. Confined: no link and no ".." leads out of the root.
+    Each file is atomic: it is there whole, or what was there before still is.
     """
 
     def CopyIn(self, request_iterator, context):
-        """Writes one file, directory or link. The first frame is `header`; the file
-        is visible only when all of it is there.
+        """Writes files, directories and links below one directory. The first frame has
+        `start`. Entries come in an order in which a directory is before what is in it;
+        what an entry replaces goes as it comes: a file or link by rename, never through
+        the link; a directory stays and takes the new mode. A broken stream, a wrong size,
+        a full file system (RESOURCE_EXHAUSTED, NO_SPACE) end it: entries before are there,
+        the one in progress is not, and the error's field `path` names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CopyOut(self, request, context):
-        """Reads one file.
+        """Reads a file, a link or a tree.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +94,8 @@ def add_FilesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Files:
-    """Copies, atomic, confined: no link and no ".." leads out of the root.
+    """Copies of files and trees. Confined: no link and no ".." leads out of the root.
+    Each file is atomic: it is there whole, or what was there before still is.
     """
 
     @staticmethod

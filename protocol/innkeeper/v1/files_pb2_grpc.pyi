@@ -27,33 +27,47 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FilesStub:
-    """Copies, atomic, confined: no link and no ".." leads out of the root."""
+    """Copies of files and trees. Confined: no link and no ".." leads out of the root.
+    Each file is atomic: it is there whole, or what was there before still is.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FilesAsyncStub: ...
     CopyIn: _grpc.StreamUnaryMultiCallable[_files_pb2.CopyInRequest, _files_pb2.CopyInResponse]
-    """Writes one file, directory or link. The first frame is `header`; the file
-    is visible only when all of it is there.
+    """Writes files, directories and links below one directory. The first frame has
+    `start`. Entries come in an order in which a directory is before what is in it;
+    what an entry replaces goes as it comes: a file or link by rename, never through
+    the link; a directory stays and takes the new mode. A broken stream, a wrong size,
+    a full file system (RESOURCE_EXHAUSTED, NO_SPACE) end it: entries before are there,
+    the one in progress is not, and the error's field `path` names it.
     """
     CopyOut: _grpc.UnaryStreamMultiCallable[_files_pb2.CopyOutRequest, _files_pb2.CopyOutResponse]
-    """Reads one file."""
+    """Reads a file, a link or a tree."""
 
 @_typing.type_check_only
 class FilesAsyncStub(FilesStub):
-    """Copies, atomic, confined: no link and no ".." leads out of the root."""
+    """Copies of files and trees. Confined: no link and no ".." leads out of the root.
+    Each file is atomic: it is there whole, or what was there before still is.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CopyIn: _aio.StreamUnaryMultiCallable[_files_pb2.CopyInRequest, _files_pb2.CopyInResponse]  # type: ignore[assignment]
-    """Writes one file, directory or link. The first frame is `header`; the file
-    is visible only when all of it is there.
+    """Writes files, directories and links below one directory. The first frame has
+    `start`. Entries come in an order in which a directory is before what is in it;
+    what an entry replaces goes as it comes: a file or link by rename, never through
+    the link; a directory stays and takes the new mode. A broken stream, a wrong size,
+    a full file system (RESOURCE_EXHAUSTED, NO_SPACE) end it: entries before are there,
+    the one in progress is not, and the error's field `path` names it.
     """
     CopyOut: _aio.UnaryStreamMultiCallable[_files_pb2.CopyOutRequest, _files_pb2.CopyOutResponse]  # type: ignore[assignment]
-    """Reads one file."""
+    """Reads a file, a link or a tree."""
 
 class FilesServicer(metaclass=_abc_1.ABCMeta):
-    """Copies, atomic, confined: no link and no ".." leads out of the root."""
+    """Copies of files and trees. Confined: no link and no ".." leads out of the root.
+    Each file is atomic: it is there whole, or what was there before still is.
+    """
 
     @_abc_1.abstractmethod
     def CopyIn(
@@ -61,8 +75,12 @@ class FilesServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_files_pb2.CopyInRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_files_pb2.CopyInResponse, _abc.Awaitable[_files_pb2.CopyInResponse]]:
-        """Writes one file, directory or link. The first frame is `header`; the file
-        is visible only when all of it is there.
+        """Writes files, directories and links below one directory. The first frame has
+        `start`. Entries come in an order in which a directory is before what is in it;
+        what an entry replaces goes as it comes: a file or link by rename, never through
+        the link; a directory stays and takes the new mode. A broken stream, a wrong size,
+        a full file system (RESOURCE_EXHAUSTED, NO_SPACE) end it: entries before are there,
+        the one in progress is not, and the error's field `path` names it.
         """
 
     @_abc_1.abstractmethod
@@ -71,6 +89,6 @@ class FilesServicer(metaclass=_abc_1.ABCMeta):
         request: _files_pb2.CopyOutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_files_pb2.CopyOutResponse], _abc.AsyncIterator[_files_pb2.CopyOutResponse]]:
-        """Reads one file."""
+        """Reads a file, a link or a tree."""
 
 def add_FilesServicer_to_server(servicer: FilesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

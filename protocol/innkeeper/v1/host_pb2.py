@@ -26,25 +26,25 @@ from innkeeper.v1 import devices_pb2 as innkeeper_dot_v1_dot_devices__pb2
 from innkeeper.v1 import sandbox_pb2 as innkeeper_dot_v1_dot_sandbox__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17innkeeper/v1/host.proto\x12\x0cinnkeeper.v1\x1a\x1ainnkeeper/v1/devices.proto\x1a\x1ainnkeeper/v1/sandbox.proto\"\x13\n\x11\x44\x65scribeVmRequest\"\xed\x01\n\rVmDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08qemu_pid\x18\x03 \x01(\x05\x12\x12\n\ndaemon_pid\x18\x04 \x01(\x05\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x05 \x01(\t\x12\x11\n\ttransport\x18\x06 \x01(\t\x12\x13\n\x0b\x63onsole_log\x18\x07 \x01(\t\x12\r\n\x05image\x18\x08 \x01(\t\x12\x1b\n\x13\x66irst_answer_micros\x18\t \x01(\x04\x12\x12\n\nfree_ports\x18\n \x01(\r\x12\x0e\n\x06memory\x18\x0b \x01(\x04\x12\x0c\n\x04\x63pus\x18\x0c \x01(\r\";\n\x08\x44iskFile\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\"r\n\x04\x44isk\x12\'\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.DiskFile\x12&\n\x05model\x18\x02 \x01(\x0e\x32\x17.innkeeper.v1.DiskModel\x12\x19\n\x11virtual_functions\x18\x03 \x01(\r\"\x10\n\x0eScsiController\"d\n\x08ScsiDisk\x12\'\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.DiskFile\x12\x12\n\ncontroller\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\r\x12\x0b\n\x03lun\x18\x04 \x01(\r\"d\n\x03Nic\x12%\n\x05model\x18\x01 \x01(\x0e\x32\x16.innkeeper.v1.NicModel\x12\x0b\n\x03mac\x18\x02 \x01(\t\x12)\n\x07\x62\x61\x63kend\x18\x03 \x01(\x0e\x32\x18.innkeeper.v1.NicBackend\",\n\x03Gpu\x12%\n\x05model\x18\x01 \x01(\x0e\x32\x16.innkeeper.v1.GpuModel\"\x1f\n\x03Rng\x12\x18\n\x10\x62ytes_per_second\x18\x01 \x01(\x04\"O\n\x04Pmem\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12&\n\x05model\x18\x02 \x01(\x0e\x32\x17.innkeeper.v1.PmemModel\x12\x11\n\tread_only\x18\x03 \x01(\x08\"@\n\x06Memory\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12(\n\x05model\x18\x02 \x01(\x0e\x32\x19.innkeeper.v1.MemoryModel\"\x15\n\x04\x43pus\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"\x1b\n\x0cHostFunction\x12\x0b\n\x03\x62\x64\x66\x18\x01 \x01(\t\"\xa7\x03\n\x08Hardware\x12\"\n\x04\x64isk\x18\x01 \x01(\x0b\x32\x12.innkeeper.v1.DiskH\x00\x12\x37\n\x0fscsi_controller\x18\x02 \x01(\x0b\x32\x1c.innkeeper.v1.ScsiControllerH\x00\x12+\n\tscsi_disk\x18\x03 \x01(\x0b\x32\x16.innkeeper.v1.ScsiDiskH\x00\x12 \n\x03nic\x18\x04 \x01(\x0b\x32\x11.innkeeper.v1.NicH\x00\x12 \n\x03gpu\x18\x05 \x01(\x0b\x32\x11.innkeeper.v1.GpuH\x00\x12 \n\x03rng\x18\x06 \x01(\x0b\x32\x11.innkeeper.v1.RngH\x00\x12\"\n\x04pmem\x18\x07 \x01(\x0b\x32\x12.innkeeper.v1.PmemH\x00\x12&\n\x06memory\x18\x08 \x01(\x0b\x32\x14.innkeeper.v1.MemoryH\x00\x12\"\n\x04\x63pus\x18\t \x01(\x0b\x32\x12.innkeeper.v1.CpusH\x00\x12\x33\n\rhost_function\x18\n \x01(\x0b\x32\x1a.innkeeper.v1.HostFunctionH\x00\x42\x06\n\x04kind\"i\n\x0cPlugFunction\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x08hardware\x18\x02 \x01(\x0b\x32\x16.innkeeper.v1.Hardware\x12#\n\x05guest\x18\x03 \x01(\x0b\x32\x14.innkeeper.v1.Device\"c\n\x0bPlugRequest\x12-\n\tfunctions\x18\x01 \x03(\x0b\x32\x1a.innkeeper.v1.PlugFunction\x12\x0c\n\x04port\x18\x02 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x8c\x01\n\x0cPlugResponse\x12.\n\x08\x61ttached\x18\x01 \x03(\x0b\x32\x1c.innkeeper.v1.AttachedDevice\x12\x15\n\rusable_micros\x18\x02 \x01(\x04\x12\x35\n\x06online\x18\x03 \x01(\x0b\x32%.innkeeper.v1.OnlineResourcesResponse\"4\n\rUnplugRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\"\x10\n\x0eUnplugResponse\"\x14\n\x12ListPluggedRequest\"C\n\x13ListPluggedResponse\x12,\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x1b.innkeeper.v1.PluggedDevice\"\x80\x01\n\rPluggedDevice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08pci_path\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\t\x12\x15\n\rnot_removable\x18\x07 \x01(\t\"\x12\n\x10ListPortsRequest\"6\n\x11ListPortsResponse\x12!\n\x05ports\x18\x01 \x03(\x0b\x32\x12.innkeeper.v1.Port\"^\n\x04Port\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08pci_path\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x14\n\x0clarge_window\x18\x04 \x01(\x08\x12\x0f\n\x07used_up\x18\x05 \x01(\x08\"#\n\x10QueryQemuRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\t\"#\n\x11QueryQemuResponse\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\"&\n\rStopVmRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"6\n\x0eStopVmResponse\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x12\x15\n\rended_because\x18\x02 \x01(\t*S\n\tDiskModel\x12\x1a\n\x16\x44ISK_MODEL_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44ISK_MODEL_VIRTIO\x10\x01\x12\x13\n\x0f\x44ISK_MODEL_NVME\x10\x02*d\n\x08NicModel\x12\x19\n\x15NIC_MODEL_UNSPECIFIED\x10\x00\x12\x14\n\x10NIC_MODEL_VIRTIO\x10\x01\x12\x14\n\x10NIC_MODEL_E1000E\x10\x02\x12\x11\n\rNIC_MODEL_IGB\x10\x03*Y\n\nNicBackend\x12\x1b\n\x17NIC_BACKEND_UNSPECIFIED\x10\x00\x12\x18\n\x14NIC_BACKEND_ISOLATED\x10\x01\x12\x14\n\x10NIC_BACKEND_USER\x10\x02*P\n\x08GpuModel\x12\x19\n\x15GPU_MODEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fGPU_MODEL_BOCHS\x10\x01\x12\x14\n\x10GPU_MODEL_VIRTIO\x10\x02*U\n\tPmemModel\x12\x1a\n\x16PMEM_MODEL_UNSPECIFIED\x10\x00\x12\x15\n\x11PMEM_MODEL_VIRTIO\x10\x01\x12\x15\n\x11PMEM_MODEL_NVDIMM\x10\x02*[\n\x0bMemoryModel\x12\x1c\n\x18MEMORY_MODEL_UNSPECIFIED\x10\x00\x12\x15\n\x11MEMORY_MODEL_DIMM\x10\x01\x12\x17\n\x13MEMORY_MODEL_VIRTIO\x10\x02\x32\x83\x04\n\x04Host\x12H\n\x08\x44\x65scribe\x12\x1f.innkeeper.v1.DescribeVmRequest\x1a\x1b.innkeeper.v1.VmDescription\x12=\n\x04Plug\x12\x19.innkeeper.v1.PlugRequest\x1a\x1a.innkeeper.v1.PlugResponse\x12\x43\n\x06Unplug\x12\x1b.innkeeper.v1.UnplugRequest\x1a\x1c.innkeeper.v1.UnplugResponse\x12R\n\x0bListPlugged\x12 .innkeeper.v1.ListPluggedRequest\x1a!.innkeeper.v1.ListPluggedResponse\x12L\n\tListPorts\x12\x1e.innkeeper.v1.ListPortsRequest\x1a\x1f.innkeeper.v1.ListPortsResponse\x12H\n\x05Query\x12\x1e.innkeeper.v1.QueryQemuRequest\x1a\x1f.innkeeper.v1.QueryQemuResponse\x12\x41\n\x04Stop\x12\x1b.innkeeper.v1.StopVmRequest\x1a\x1c.innkeeper.v1.StopVmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17innkeeper/v1/host.proto\x12\x0cinnkeeper.v1\x1a\x1ainnkeeper/v1/devices.proto\x1a\x1ainnkeeper/v1/sandbox.proto\"\x13\n\x11\x44\x65scribeVmRequest\"\xed\x01\n\rVmDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08qemu_pid\x18\x03 \x01(\x05\x12\x12\n\ndaemon_pid\x18\x04 \x01(\x05\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x05 \x01(\t\x12\x11\n\ttransport\x18\x06 \x01(\t\x12\x13\n\x0b\x63onsole_log\x18\x07 \x01(\t\x12\r\n\x05image\x18\x08 \x01(\t\x12\x1b\n\x13\x66irst_answer_micros\x18\t \x01(\x04\x12\x12\n\nfree_ports\x18\n \x01(\r\x12\x0e\n\x06memory\x18\x0b \x01(\x04\x12\x0c\n\x04\x63pus\x18\x0c \x01(\r\";\n\x08\x44iskFile\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\"r\n\x04\x44isk\x12\'\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.DiskFile\x12&\n\x05model\x18\x02 \x01(\x0e\x32\x17.innkeeper.v1.DiskModel\x12\x19\n\x11virtual_functions\x18\x03 \x01(\r\"\x10\n\x0eScsiController\"d\n\x08ScsiDisk\x12\'\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.innkeeper.v1.DiskFile\x12\x12\n\ncontroller\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\r\x12\x0b\n\x03lun\x18\x04 \x01(\r\"d\n\x03Nic\x12%\n\x05model\x18\x01 \x01(\x0e\x32\x16.innkeeper.v1.NicModel\x12\x0b\n\x03mac\x18\x02 \x01(\t\x12)\n\x07\x62\x61\x63kend\x18\x03 \x01(\x0e\x32\x18.innkeeper.v1.NicBackend\",\n\x03Gpu\x12%\n\x05model\x18\x01 \x01(\x0e\x32\x16.innkeeper.v1.GpuModel\"\x1f\n\x03Rng\x12\x18\n\x10\x62ytes_per_second\x18\x01 \x01(\x04\"O\n\x04Pmem\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12&\n\x05model\x18\x02 \x01(\x0e\x32\x17.innkeeper.v1.PmemModel\x12\x11\n\tread_only\x18\x03 \x01(\x08\"@\n\x06Memory\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12(\n\x05model\x18\x02 \x01(\x0e\x32\x19.innkeeper.v1.MemoryModel\"\x15\n\x04\x43pus\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"\x1b\n\x0cHostFunction\x12\x0b\n\x03\x62\x64\x66\x18\x01 \x01(\t\":\n\x05Share\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0b\n\x03tag\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\"\xcd\x03\n\x08Hardware\x12\"\n\x04\x64isk\x18\x01 \x01(\x0b\x32\x12.innkeeper.v1.DiskH\x00\x12\x37\n\x0fscsi_controller\x18\x02 \x01(\x0b\x32\x1c.innkeeper.v1.ScsiControllerH\x00\x12+\n\tscsi_disk\x18\x03 \x01(\x0b\x32\x16.innkeeper.v1.ScsiDiskH\x00\x12 \n\x03nic\x18\x04 \x01(\x0b\x32\x11.innkeeper.v1.NicH\x00\x12 \n\x03gpu\x18\x05 \x01(\x0b\x32\x11.innkeeper.v1.GpuH\x00\x12 \n\x03rng\x18\x06 \x01(\x0b\x32\x11.innkeeper.v1.RngH\x00\x12\"\n\x04pmem\x18\x07 \x01(\x0b\x32\x12.innkeeper.v1.PmemH\x00\x12&\n\x06memory\x18\x08 \x01(\x0b\x32\x14.innkeeper.v1.MemoryH\x00\x12\"\n\x04\x63pus\x18\t \x01(\x0b\x32\x12.innkeeper.v1.CpusH\x00\x12\x33\n\rhost_function\x18\n \x01(\x0b\x32\x1a.innkeeper.v1.HostFunctionH\x00\x12$\n\x05share\x18\x0b \x01(\x0b\x32\x13.innkeeper.v1.ShareH\x00\x42\x06\n\x04kind\"i\n\x0cPlugFunction\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x08hardware\x18\x02 \x01(\x0b\x32\x16.innkeeper.v1.Hardware\x12#\n\x05guest\x18\x03 \x01(\x0b\x32\x14.innkeeper.v1.Device\"c\n\x0bPlugRequest\x12-\n\tfunctions\x18\x01 \x03(\x0b\x32\x1a.innkeeper.v1.PlugFunction\x12\x0c\n\x04port\x18\x02 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x8c\x01\n\x0cPlugResponse\x12.\n\x08\x61ttached\x18\x01 \x03(\x0b\x32\x1c.innkeeper.v1.AttachedDevice\x12\x15\n\rusable_micros\x18\x02 \x01(\x04\x12\x35\n\x06online\x18\x03 \x01(\x0b\x32%.innkeeper.v1.OnlineResourcesResponse\"4\n\rUnplugRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\"\x10\n\x0eUnplugResponse\"\x14\n\x12ListPluggedRequest\"C\n\x13ListPluggedResponse\x12,\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x1b.innkeeper.v1.PluggedDevice\"\x80\x01\n\rPluggedDevice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08pci_path\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\t\x12\x15\n\rnot_removable\x18\x07 \x01(\t\"\x12\n\x10ListPortsRequest\"6\n\x11ListPortsResponse\x12!\n\x05ports\x18\x01 \x03(\x0b\x32\x12.innkeeper.v1.Port\"^\n\x04Port\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08pci_path\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x14\n\x0clarge_window\x18\x04 \x01(\x08\x12\x0f\n\x07used_up\x18\x05 \x01(\x08\"-\n\x11ResizeDiskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"\"\n\x12ResizeDiskResponse\x12\x0c\n\x04size\x18\x01 \x01(\x04\"#\n\x10QueryQemuRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\t\"#\n\x11QueryQemuResponse\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\"&\n\rStopVmRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"6\n\x0eStopVmResponse\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x12\x15\n\rended_because\x18\x02 \x01(\t*S\n\tDiskModel\x12\x1a\n\x16\x44ISK_MODEL_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44ISK_MODEL_VIRTIO\x10\x01\x12\x13\n\x0f\x44ISK_MODEL_NVME\x10\x02*d\n\x08NicModel\x12\x19\n\x15NIC_MODEL_UNSPECIFIED\x10\x00\x12\x14\n\x10NIC_MODEL_VIRTIO\x10\x01\x12\x14\n\x10NIC_MODEL_E1000E\x10\x02\x12\x11\n\rNIC_MODEL_IGB\x10\x03*Y\n\nNicBackend\x12\x1b\n\x17NIC_BACKEND_UNSPECIFIED\x10\x00\x12\x18\n\x14NIC_BACKEND_ISOLATED\x10\x01\x12\x14\n\x10NIC_BACKEND_USER\x10\x02*P\n\x08GpuModel\x12\x19\n\x15GPU_MODEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fGPU_MODEL_BOCHS\x10\x01\x12\x14\n\x10GPU_MODEL_VIRTIO\x10\x02*U\n\tPmemModel\x12\x1a\n\x16PMEM_MODEL_UNSPECIFIED\x10\x00\x12\x15\n\x11PMEM_MODEL_VIRTIO\x10\x01\x12\x15\n\x11PMEM_MODEL_NVDIMM\x10\x02*[\n\x0bMemoryModel\x12\x1c\n\x18MEMORY_MODEL_UNSPECIFIED\x10\x00\x12\x15\n\x11MEMORY_MODEL_DIMM\x10\x01\x12\x17\n\x13MEMORY_MODEL_VIRTIO\x10\x02\x32\xd4\x04\n\x04Host\x12H\n\x08\x44\x65scribe\x12\x1f.innkeeper.v1.DescribeVmRequest\x1a\x1b.innkeeper.v1.VmDescription\x12=\n\x04Plug\x12\x19.innkeeper.v1.PlugRequest\x1a\x1a.innkeeper.v1.PlugResponse\x12\x43\n\x06Unplug\x12\x1b.innkeeper.v1.UnplugRequest\x1a\x1c.innkeeper.v1.UnplugResponse\x12R\n\x0bListPlugged\x12 .innkeeper.v1.ListPluggedRequest\x1a!.innkeeper.v1.ListPluggedResponse\x12L\n\tListPorts\x12\x1e.innkeeper.v1.ListPortsRequest\x1a\x1f.innkeeper.v1.ListPortsResponse\x12O\n\nResizeDisk\x12\x1f.innkeeper.v1.ResizeDiskRequest\x1a .innkeeper.v1.ResizeDiskResponse\x12H\n\x05Query\x12\x1e.innkeeper.v1.QueryQemuRequest\x1a\x1f.innkeeper.v1.QueryQemuResponse\x12\x41\n\x04Stop\x12\x1b.innkeeper.v1.StopVmRequest\x1a\x1c.innkeeper.v1.StopVmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'innkeeper.v1.host_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DISKMODEL']._serialized_start=2448
-  _globals['_DISKMODEL']._serialized_end=2531
-  _globals['_NICMODEL']._serialized_start=2533
-  _globals['_NICMODEL']._serialized_end=2633
-  _globals['_NICBACKEND']._serialized_start=2635
-  _globals['_NICBACKEND']._serialized_end=2724
-  _globals['_GPUMODEL']._serialized_start=2726
-  _globals['_GPUMODEL']._serialized_end=2806
-  _globals['_PMEMMODEL']._serialized_start=2808
-  _globals['_PMEMMODEL']._serialized_end=2893
-  _globals['_MEMORYMODEL']._serialized_start=2895
-  _globals['_MEMORYMODEL']._serialized_end=2986
+  _globals['_DISKMODEL']._serialized_start=2629
+  _globals['_DISKMODEL']._serialized_end=2712
+  _globals['_NICMODEL']._serialized_start=2714
+  _globals['_NICMODEL']._serialized_end=2814
+  _globals['_NICBACKEND']._serialized_start=2816
+  _globals['_NICBACKEND']._serialized_end=2905
+  _globals['_GPUMODEL']._serialized_start=2907
+  _globals['_GPUMODEL']._serialized_end=2987
+  _globals['_PMEMMODEL']._serialized_start=2989
+  _globals['_PMEMMODEL']._serialized_end=3074
+  _globals['_MEMORYMODEL']._serialized_start=3076
+  _globals['_MEMORYMODEL']._serialized_end=3167
   _globals['_DESCRIBEVMREQUEST']._serialized_start=97
   _globals['_DESCRIBEVMREQUEST']._serialized_end=116
   _globals['_VMDESCRIPTION']._serialized_start=119
@@ -71,38 +71,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CPUS']._serialized_end=1004
   _globals['_HOSTFUNCTION']._serialized_start=1006
   _globals['_HOSTFUNCTION']._serialized_end=1033
-  _globals['_HARDWARE']._serialized_start=1036
-  _globals['_HARDWARE']._serialized_end=1459
-  _globals['_PLUGFUNCTION']._serialized_start=1461
-  _globals['_PLUGFUNCTION']._serialized_end=1566
-  _globals['_PLUGREQUEST']._serialized_start=1568
-  _globals['_PLUGREQUEST']._serialized_end=1667
-  _globals['_PLUGRESPONSE']._serialized_start=1670
-  _globals['_PLUGRESPONSE']._serialized_end=1810
-  _globals['_UNPLUGREQUEST']._serialized_start=1812
-  _globals['_UNPLUGREQUEST']._serialized_end=1864
-  _globals['_UNPLUGRESPONSE']._serialized_start=1866
-  _globals['_UNPLUGRESPONSE']._serialized_end=1882
-  _globals['_LISTPLUGGEDREQUEST']._serialized_start=1884
-  _globals['_LISTPLUGGEDREQUEST']._serialized_end=1904
-  _globals['_LISTPLUGGEDRESPONSE']._serialized_start=1906
-  _globals['_LISTPLUGGEDRESPONSE']._serialized_end=1973
-  _globals['_PLUGGEDDEVICE']._serialized_start=1976
-  _globals['_PLUGGEDDEVICE']._serialized_end=2104
-  _globals['_LISTPORTSREQUEST']._serialized_start=2106
-  _globals['_LISTPORTSREQUEST']._serialized_end=2124
-  _globals['_LISTPORTSRESPONSE']._serialized_start=2126
-  _globals['_LISTPORTSRESPONSE']._serialized_end=2180
-  _globals['_PORT']._serialized_start=2182
-  _globals['_PORT']._serialized_end=2276
-  _globals['_QUERYQEMUREQUEST']._serialized_start=2278
-  _globals['_QUERYQEMUREQUEST']._serialized_end=2313
-  _globals['_QUERYQEMURESPONSE']._serialized_start=2315
-  _globals['_QUERYQEMURESPONSE']._serialized_end=2350
-  _globals['_STOPVMREQUEST']._serialized_start=2352
-  _globals['_STOPVMREQUEST']._serialized_end=2390
-  _globals['_STOPVMRESPONSE']._serialized_start=2392
-  _globals['_STOPVMRESPONSE']._serialized_end=2446
-  _globals['_HOST']._serialized_start=2989
-  _globals['_HOST']._serialized_end=3504
+  _globals['_SHARE']._serialized_start=1035
+  _globals['_SHARE']._serialized_end=1093
+  _globals['_HARDWARE']._serialized_start=1096
+  _globals['_HARDWARE']._serialized_end=1557
+  _globals['_PLUGFUNCTION']._serialized_start=1559
+  _globals['_PLUGFUNCTION']._serialized_end=1664
+  _globals['_PLUGREQUEST']._serialized_start=1666
+  _globals['_PLUGREQUEST']._serialized_end=1765
+  _globals['_PLUGRESPONSE']._serialized_start=1768
+  _globals['_PLUGRESPONSE']._serialized_end=1908
+  _globals['_UNPLUGREQUEST']._serialized_start=1910
+  _globals['_UNPLUGREQUEST']._serialized_end=1962
+  _globals['_UNPLUGRESPONSE']._serialized_start=1964
+  _globals['_UNPLUGRESPONSE']._serialized_end=1980
+  _globals['_LISTPLUGGEDREQUEST']._serialized_start=1982
+  _globals['_LISTPLUGGEDREQUEST']._serialized_end=2002
+  _globals['_LISTPLUGGEDRESPONSE']._serialized_start=2004
+  _globals['_LISTPLUGGEDRESPONSE']._serialized_end=2071
+  _globals['_PLUGGEDDEVICE']._serialized_start=2074
+  _globals['_PLUGGEDDEVICE']._serialized_end=2202
+  _globals['_LISTPORTSREQUEST']._serialized_start=2204
+  _globals['_LISTPORTSREQUEST']._serialized_end=2222
+  _globals['_LISTPORTSRESPONSE']._serialized_start=2224
+  _globals['_LISTPORTSRESPONSE']._serialized_end=2278
+  _globals['_PORT']._serialized_start=2280
+  _globals['_PORT']._serialized_end=2374
+  _globals['_RESIZEDISKREQUEST']._serialized_start=2376
+  _globals['_RESIZEDISKREQUEST']._serialized_end=2421
+  _globals['_RESIZEDISKRESPONSE']._serialized_start=2423
+  _globals['_RESIZEDISKRESPONSE']._serialized_end=2457
+  _globals['_QUERYQEMUREQUEST']._serialized_start=2459
+  _globals['_QUERYQEMUREQUEST']._serialized_end=2494
+  _globals['_QUERYQEMURESPONSE']._serialized_start=2496
+  _globals['_QUERYQEMURESPONSE']._serialized_end=2531
+  _globals['_STOPVMREQUEST']._serialized_start=2533
+  _globals['_STOPVMREQUEST']._serialized_end=2571
+  _globals['_STOPVMRESPONSE']._serialized_start=2573
+  _globals['_STOPVMRESPONSE']._serialized_end=2627
+  _globals['_HOST']._serialized_start=3170
+  _globals['_HOST']._serialized_end=3766
 # @@protoc_insertion_point(module_scope)

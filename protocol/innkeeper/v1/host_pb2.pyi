@@ -552,6 +552,38 @@ class HostFunction(_message.Message):
 Global___HostFunction: _TypeAlias = HostFunction  # noqa: Y015
 
 @_typing.final
+class Share(_message.Message):
+    """A directory of the host, served to the guest by virtiofsd, which the daemon starts,
+    watches and ends. In the guest it is a storage (VirtiofsSource) rather than a device.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    READ_ONLY_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """Absolute path of the directory."""
+    tag: _builtins.str
+    """Tag that the guest mounts it by, at most 36 bytes; empty: the id."""
+    read_only: _builtins.bool
+    """The guest may not write."""
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        tag: _builtins.str = ...,
+        read_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "read_only", b"read_only", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Share: _TypeAlias = Share  # noqa: Y015
+
+@_typing.final
 class Hardware(_message.Message):
     """Hardware of one kind."""
 
@@ -567,6 +599,7 @@ class Hardware(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     HOST_FUNCTION_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def disk(self) -> Global___Disk:
         """A disk behind a PCI function of its own."""
@@ -607,6 +640,10 @@ class Hardware(_message.Message):
     def host_function(self) -> Global___HostFunction:
         """A function of the host."""
 
+    @_builtins.property
+    def share(self) -> Global___Share:
+        """A directory of the host."""
+
     def __init__(
         self,
         *,
@@ -620,12 +657,13 @@ class Hardware(_message.Message):
         memory: Global___Memory | None = ...,
         cpus: Global___Cpus | None = ...,
         host_function: Global___HostFunction | None = ...,
+        share: Global___Share | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "gpu", b"gpu", "host_function", b"host_function", "kind", b"kind", "memory", b"memory", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "scsi_controller", b"scsi_controller", "scsi_disk", b"scsi_disk"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "gpu", b"gpu", "host_function", b"host_function", "kind", b"kind", "memory", b"memory", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "scsi_controller", b"scsi_controller", "scsi_disk", b"scsi_disk", "share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "gpu", b"gpu", "host_function", b"host_function", "kind", b"kind", "memory", b"memory", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "scsi_controller", b"scsi_controller", "scsi_disk", b"scsi_disk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "gpu", b"gpu", "host_function", b"host_function", "kind", b"kind", "memory", b"memory", "nic", b"nic", "pmem", b"pmem", "rng", b"rng", "scsi_controller", b"scsi_controller", "scsi_disk", b"scsi_disk", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["disk", "scsi_controller", "scsi_disk", "nic", "gpu", "rng", "pmem", "memory", "cpus", "host_function"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["disk", "scsi_controller", "scsi_disk", "nic", "gpu", "rng", "pmem", "memory", "cpus", "host_function", "share"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -845,7 +883,9 @@ class PluggedDevice(_message.Message):
     source: _builtins.str
     """What it is made of on the host: an image file, a BDF; empty where nothing."""
     state: _builtins.str
-    """"plugging", "plugged", "leaving" (the guest has not let go yet)."""
+    """"plugging", "plugged", "leaving" (the guest has not let go yet), or "failed: ..."
+    (the process that serves it ended).
+    """
     model: _builtins.str
     """Kind of hardware: "virtio-blk", "nvme", "e1000e", ..."""
     port: _builtins.str
@@ -953,6 +993,54 @@ class Port(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Port: _TypeAlias = Port  # noqa: Y015
+
+@_typing.final
+class ResizeDiskRequest(_message.Message):
+    """Host.ResizeDisk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the disk."""
+    size: _builtins.int
+    """Bytes, a whole number of 512; 0: those of its image file now. A disk only grows."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizeDiskRequest: _TypeAlias = ResizeDiskRequest  # noqa: Y015
+
+@_typing.final
+class ResizeDiskResponse(_message.Message):
+    """Host.ResizeDisk's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """Bytes of the disk."""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizeDiskResponse: _TypeAlias = ResizeDiskResponse  # noqa: Y015
 
 @_typing.final
 class QueryQemuRequest(_message.Message):

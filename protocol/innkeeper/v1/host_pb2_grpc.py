@@ -60,6 +60,11 @@ class HostStub:
                 request_serializer=innkeeper_dot_v1_dot_host__pb2.ListPortsRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_host__pb2.ListPortsResponse.FromString,
                 _registered_method=True)
+        self.ResizeDisk = channel.unary_unary(
+                '/innkeeper.v1.Host/ResizeDisk',
+                request_serializer=innkeeper_dot_v1_dot_host__pb2.ResizeDiskRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_host__pb2.ResizeDiskResponse.FromString,
+                _registered_method=True)
         self.Query = channel.unary_unary(
                 '/innkeeper.v1.Host/Query',
                 request_serializer=innkeeper_dot_v1_dot_host__pb2.QueryQemuRequest.SerializeToString,
@@ -114,6 +119,14 @@ class HostServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResizeDisk(self, request, context):
+        """Tells the guest of a disk's new size, which its image file has already or is
+        given here. The file system in it grows with Storages.Resize.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Query(self, request, context):
         """Asks QEMU one of its own questions, for whoever must find out at night what
         it thinks: only QMP commands that begin with "query-", which change nothing.
@@ -156,6 +169,11 @@ def add_HostServicer_to_server(servicer, server):
                     servicer.ListPorts,
                     request_deserializer=innkeeper_dot_v1_dot_host__pb2.ListPortsRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_host__pb2.ListPortsResponse.SerializeToString,
+            ),
+            'ResizeDisk': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizeDisk,
+                    request_deserializer=innkeeper_dot_v1_dot_host__pb2.ResizeDiskRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_host__pb2.ResizeDiskResponse.SerializeToString,
             ),
             'Query': grpc.unary_unary_rpc_method_handler(
                     servicer.Query,
@@ -304,6 +322,33 @@ class Host:
             '/innkeeper.v1.Host/ListPorts',
             innkeeper_dot_v1_dot_host__pb2.ListPortsRequest.SerializeToString,
             innkeeper_dot_v1_dot_host__pb2.ListPortsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeDisk(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Host/ResizeDisk',
+            innkeeper_dot_v1_dot_host__pb2.ResizeDiskRequest.SerializeToString,
+            innkeeper_dot_v1_dot_host__pb2.ResizeDiskResponse.FromString,
             options,
             channel_credentials,
             insecure,

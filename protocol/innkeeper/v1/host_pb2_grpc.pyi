@@ -50,6 +50,10 @@ class HostStub:
     """What is plugged in, with its ports."""
     ListPorts: _grpc.UnaryUnaryMultiCallable[_host_pb2.ListPortsRequest, _host_pb2.ListPortsResponse]
     """The ports for hot-plug, and what is in them."""
+    ResizeDisk: _grpc.UnaryUnaryMultiCallable[_host_pb2.ResizeDiskRequest, _host_pb2.ResizeDiskResponse]
+    """Tells the guest of a disk's new size, which its image file has already or is
+    given here. The file system in it grows with Storages.Resize.
+    """
     Query: _grpc.UnaryUnaryMultiCallable[_host_pb2.QueryQemuRequest, _host_pb2.QueryQemuResponse]
     """Asks QEMU one of its own questions, for whoever must find out at night what
     it thinks: only QMP commands that begin with "query-", which change nothing.
@@ -77,6 +81,10 @@ class HostAsyncStub(HostStub):
     """What is plugged in, with its ports."""
     ListPorts: _aio.UnaryUnaryMultiCallable[_host_pb2.ListPortsRequest, _host_pb2.ListPortsResponse]  # type: ignore[assignment]
     """The ports for hot-plug, and what is in them."""
+    ResizeDisk: _aio.UnaryUnaryMultiCallable[_host_pb2.ResizeDiskRequest, _host_pb2.ResizeDiskResponse]  # type: ignore[assignment]
+    """Tells the guest of a disk's new size, which its image file has already or is
+    given here. The file system in it grows with Storages.Resize.
+    """
     Query: _aio.UnaryUnaryMultiCallable[_host_pb2.QueryQemuRequest, _host_pb2.QueryQemuResponse]  # type: ignore[assignment]
     """Asks QEMU one of its own questions, for whoever must find out at night what
     it thinks: only QMP commands that begin with "query-", which change nothing.
@@ -131,6 +139,16 @@ class HostServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_host_pb2.ListPortsResponse, _abc.Awaitable[_host_pb2.ListPortsResponse]]:
         """The ports for hot-plug, and what is in them."""
+
+    @_abc_1.abstractmethod
+    def ResizeDisk(
+        self,
+        request: _host_pb2.ResizeDiskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_host_pb2.ResizeDiskResponse, _abc.Awaitable[_host_pb2.ResizeDiskResponse]]:
+        """Tells the guest of a disk's new size, which its image file has already or is
+        given here. The file system in it grows with Storages.Resize.
+        """
 
     @_abc_1.abstractmethod
     def Query(

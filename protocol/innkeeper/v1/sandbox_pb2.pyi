@@ -64,6 +64,12 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     container id; details: exclusive_cpus, promised, refused); or devices were taken
     from it because they are gone (details: revoked; or not_revoked and refused).
     """
+    EVENT_KIND_STORAGE_FROZEN: _EventKind.ValueType  # 16
+    """A storage was frozen (subject: storage id; details: mount_point, seconds until
+    it ends by itself).
+    """
+    EVENT_KIND_STORAGE_THAWED: _EventKind.ValueType  # 17
+    """A freeze ended (subject: storage id; details: mount_point, why)."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing happened."""
@@ -106,6 +112,12 @@ memory; what is online now); or a container's exclusive CPUs changed (subject:
 container id; details: exclusive_cpus, promised, refused); or devices were taken
 from it because they are gone (details: revoked; or not_revoked and refused).
 """
+EVENT_KIND_STORAGE_FROZEN: EventKind.ValueType  # 16
+"""A storage was frozen (subject: storage id; details: mount_point, seconds until
+it ends by itself).
+"""
+EVENT_KIND_STORAGE_THAWED: EventKind.ValueType  # 17
+"""A freeze ended (subject: storage id; details: mount_point, why)."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 class _ShutdownAction:

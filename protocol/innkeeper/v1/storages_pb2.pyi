@@ -7,6 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from innkeeper.v1 import devices_pb2 as _devices_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +19,62 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _FsGroupPolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FsGroupPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FsGroupPolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FS_GROUP_POLICY_UNSPECIFIED: _FsGroupPolicy.ValueType  # 0
+    """Means FS_GROUP_POLICY_ALWAYS."""
+    FS_GROUP_POLICY_ALWAYS: _FsGroupPolicy.ValueType  # 1
+    """At each attachment."""
+    FS_GROUP_POLICY_ON_ROOT_MISMATCH: _FsGroupPolicy.ValueType  # 2
+    """Only when the root of the tree is not as it should be."""
+
+class FsGroupPolicy(_FsGroupPolicy, metaclass=_FsGroupPolicyEnumTypeWrapper):
+    """When the tree is gone through for Storage.fs_group."""
+
+FS_GROUP_POLICY_UNSPECIFIED: FsGroupPolicy.ValueType  # 0
+"""Means FS_GROUP_POLICY_ALWAYS."""
+FS_GROUP_POLICY_ALWAYS: FsGroupPolicy.ValueType  # 1
+"""At each attachment."""
+FS_GROUP_POLICY_ON_ROOT_MISMATCH: FsGroupPolicy.ValueType  # 2
+"""Only when the root of the tree is not as it should be."""
+Global___FsGroupPolicy: _TypeAlias = FsGroupPolicy  # noqa: Y015
+
+class _StorageHealth:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StorageHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StorageHealth.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STORAGE_HEALTH_UNSPECIFIED: _StorageHealth.ValueType  # 0
+    """Not told: the file system is served, or has no state that shows."""
+    STORAGE_HEALTH_GOOD: _StorageHealth.ValueType  # 1
+    """It answers, and is as writable as asked for."""
+    STORAGE_HEALTH_READ_ONLY: _StorageHealth.ValueType  # 2
+    """The kernel made it read-only after errors; `detail` has its words."""
+    STORAGE_HEALTH_STALLED: _StorageHealth.ValueType  # 3
+    """It did not answer in time; there are no figures."""
+    STORAGE_HEALTH_LOST: _StorageHealth.ValueType  # 4
+    """Its mount is gone."""
+
+class StorageHealth(_StorageHealth, metaclass=_StorageHealthEnumTypeWrapper):
+    """How a mounted storage does."""
+
+STORAGE_HEALTH_UNSPECIFIED: StorageHealth.ValueType  # 0
+"""Not told: the file system is served, or has no state that shows."""
+STORAGE_HEALTH_GOOD: StorageHealth.ValueType  # 1
+"""It answers, and is as writable as asked for."""
+STORAGE_HEALTH_READ_ONLY: StorageHealth.ValueType  # 2
+"""The kernel made it read-only after errors; `detail` has its words."""
+STORAGE_HEALTH_STALLED: StorageHealth.ValueType  # 3
+"""It did not answer in time; there are no figures."""
+STORAGE_HEALTH_LOST: StorageHealth.ValueType  # 4
+"""Its mount is gone."""
+Global___StorageHealth: _TypeAlias = StorageHealth  # noqa: Y015
 
 @_typing.final
 class Storage(_message.Message):
@@ -29,6 +87,7 @@ class Storage(_message.Message):
     READ_ONLY_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     FS_GROUP_FIELD_NUMBER: _builtins.int
+    FS_GROUP_POLICY_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     VIRTIOFS_FIELD_NUMBER: _builtins.int
@@ -52,9 +111,12 @@ class Storage(_message.Message):
     read_only: _builtins.bool
     """Mounted read-only."""
     fs_group: _builtins.int
-    """Group that owns the root of the file system and that new files inherit;
-    0: unchanged.
+    """Group that owns the whole tree and that new files inherit (set-group-id
+    directories): it may read, and write unless read_only. Links are not followed.
+    0: unchanged. What is mounted read-only stays as it is.
     """
+    fs_group_policy: Global___FsGroupPolicy.ValueType
+    """When the tree is gone through for fs_group."""
     timeout_seconds: _builtins.float
     """Seconds for the mount; 0 means agent.hotplug_timeout."""
     @_builtins.property
@@ -121,6 +183,7 @@ class Storage(_message.Message):
         read_only: _builtins.bool = ...,
         options: _abc.Iterable[_builtins.str] | None = ...,
         fs_group: _builtins.int = ...,
+        fs_group_policy: Global___FsGroupPolicy.ValueType = ...,
         timeout_seconds: _builtins.float = ...,
         block: Global___BlockSource | None = ...,
         virtiofs: Global___VirtiofsSource | None = ...,
@@ -138,7 +201,7 @@ class Storage(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "block", b"block", "ceph", b"ceph", "cifs", b"cifs", "hugetlb", b"hugetlb", "local", b"local", "nfs", b"nfs", "nine_p", b"nine_p", "overlay", b"overlay", "pmem", b"pmem", "source", b"source", "tmpfs", b"tmpfs", "virtiofs", b"virtiofs", "watched", b"watched"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "block", b"block", "ceph", b"ceph", "cifs", b"cifs", "fs_group", b"fs_group", "hugetlb", b"hugetlb", "id", b"id", "local", b"local", "mount_point", b"mount_point", "nfs", b"nfs", "nine_p", b"nine_p", "options", b"options", "overlay", b"overlay", "pmem", b"pmem", "read_only", b"read_only", "source", b"source", "timeout_seconds", b"timeout_seconds", "tmpfs", b"tmpfs", "virtiofs", b"virtiofs", "watched", b"watched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "block", b"block", "ceph", b"ceph", "cifs", b"cifs", "fs_group", b"fs_group", "fs_group_policy", b"fs_group_policy", "hugetlb", b"hugetlb", "id", b"id", "local", b"local", "mount_point", b"mount_point", "nfs", b"nfs", "nine_p", b"nine_p", "options", b"options", "overlay", b"overlay", "pmem", b"pmem", "read_only", b"read_only", "source", b"source", "timeout_seconds", b"timeout_seconds", "tmpfs", b"tmpfs", "virtiofs", b"virtiofs", "watched", b"watched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["block", "virtiofs", "nine_p", "tmpfs", "hugetlb", "bind", "overlay", "nfs", "cifs", "ceph", "pmem", "local", "watched"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
@@ -158,12 +221,16 @@ class BlockSource(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     PARTITION_LABEL_FIELD_NUMBER: _builtins.int
     VERITY_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    CRYPT_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
-    """Id of an attached block device."""
+    """Id of an attached block device. Exactly one of it and `address` is set."""
     fs_type: _builtins.str
     """"ext4", "xfs", "erofs", ..."""
     format_if_empty: _builtins.bool
-    """Make the file system when the device holds none."""
+    """Make the file system (ext4, xfs, btrfs) when the device holds no signature
+    that blkid knows. One that holds another is FORMAT_REFUSED.
+    """
     partition: _builtins.int
     """Partition number; 0: the whole device."""
     partition_label: _builtins.str
@@ -171,6 +238,16 @@ class BlockSource(_message.Message):
     @_builtins.property
     def verity(self) -> Global___Verity:
         """Integrity of a read-only image."""
+
+    @_builtins.property
+    def address(self) -> _devices_pb2.DeviceAddress:
+        """Where the device is, instead of an id: it is waited for, taken as a device
+        "storage.ID" for as long as the storage lasts, and then forgotten.
+        """
+
+    @_builtins.property
+    def crypt(self) -> Global___Crypt:
+        """Encryption."""
 
     def __init__(
         self,
@@ -181,10 +258,12 @@ class BlockSource(_message.Message):
         partition: _builtins.int = ...,
         partition_label: _builtins.str = ...,
         verity: Global___Verity | None = ...,
+        address: _devices_pb2.DeviceAddress | None = ...,
+        crypt: Global___Crypt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["verity", b"verity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "crypt", b"crypt", "verity", b"verity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "format_if_empty", b"format_if_empty", "fs_type", b"fs_type", "partition", b"partition", "partition_label", b"partition_label", "verity", b"verity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "crypt", b"crypt", "device_id", b"device_id", "format_if_empty", b"format_if_empty", "fs_type", b"fs_type", "partition", b"partition", "partition_label", b"partition_label", "verity", b"verity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,7 +271,9 @@ Global___BlockSource: _TypeAlias = BlockSource  # noqa: Y015
 
 @_typing.final
 class Verity(_message.Message):
-    """dm-verity."""
+    """dm-verity: https://docs.kernel.org/admin-guide/device-mapper/verity.html.
+    A read of a block that was changed is an I/O error.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -200,14 +281,29 @@ class Verity(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     HASH_OFFSET_FIELD_NUMBER: _builtins.int
     HASH_DEVICE_ID_FIELD_NUMBER: _builtins.int
+    ALGORITHM_FIELD_NUMBER: _builtins.int
+    DATA_BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    HASH_BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    DATA_BLOCKS_FIELD_NUMBER: _builtins.int
+    NO_SUPERBLOCK_FIELD_NUMBER: _builtins.int
     root_hash: _builtins.str
     """Root hash in hexadecimal."""
     salt: _builtins.str
-    """Salt in hexadecimal."""
+    """Salt in hexadecimal, if any; with a superblock it must be the superblock's."""
     hash_offset: _builtins.int
-    """Where the hash tree begins, in bytes."""
+    """Where the superblock or, without one, the hash tree begins, in bytes."""
     hash_device_id: _builtins.str
     """Device of the hash tree; empty: the same device."""
+    algorithm: _builtins.str
+    """Name of the hash; empty: "sha256", or the superblock's."""
+    data_block_size: _builtins.int
+    """Bytes of a block of data; 0: 4096, or the superblock's."""
+    hash_block_size: _builtins.int
+    """Bytes of a block of hashes; 0: 4096, or the superblock's."""
+    data_blocks: _builtins.int
+    """Blocks of data; 0: the superblock's, without one all before hash_offset."""
+    no_superblock: _builtins.bool
+    """There is no superblock as `veritysetup format` writes it."""
     def __init__(
         self,
         *,
@@ -215,14 +311,58 @@ class Verity(_message.Message):
         salt: _builtins.str = ...,
         hash_offset: _builtins.int = ...,
         hash_device_id: _builtins.str = ...,
+        algorithm: _builtins.str = ...,
+        data_block_size: _builtins.int = ...,
+        hash_block_size: _builtins.int = ...,
+        data_blocks: _builtins.int = ...,
+        no_superblock: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash_device_id", b"hash_device_id", "hash_offset", b"hash_offset", "root_hash", b"root_hash", "salt", b"salt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "data_block_size", b"data_block_size", "data_blocks", b"data_blocks", "hash_block_size", b"hash_block_size", "hash_device_id", b"hash_device_id", "hash_offset", b"hash_offset", "no_superblock", b"no_superblock", "root_hash", b"root_hash", "salt", b"salt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verity: _TypeAlias = Verity  # noqa: Y015
+
+@_typing.final
+class Crypt(_message.Message):
+    """dm-crypt without a header on the device ("plain"):
+    https://docs.kernel.org/admin-guide/device-mapper/dm-crypt.html.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CIPHER_FIELD_NUMBER: _builtins.int
+    SECTOR_SIZE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """The key, as long as the cipher wants it (64 bytes for the default). It goes to
+    the kernel and is kept nowhere else: not in the agent's state, not in a log,
+    and not in any answer. The same request again is the same with or without it.
+    """
+    cipher: _builtins.str
+    """As dm-crypt names it; empty: "aes-xts-plain64"."""
+    sector_size: _builtins.int
+    """Bytes of an encryption sector: 512 (0 means it), 1024, 2048 or 4096."""
+    offset: _builtins.int
+    """Where the encrypted data begins, in bytes, a whole number of 512."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        cipher: _builtins.str = ...,
+        sector_size: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cipher", b"cipher", "key", b"key", "offset", b"offset", "sector_size", b"sector_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Crypt: _TypeAlias = Crypt  # noqa: Y015
 
 @_typing.final
 class VirtiofsSource(_message.Message):
@@ -257,7 +397,7 @@ class NinePSource(_message.Message):
     tag: _builtins.str
     """Tag of the device."""
     msize: _builtins.int
-    """Largest packet in bytes; 0: the kernel's default."""
+    """Largest packet in bytes; 0: 512 KiB."""
     def __init__(
         self,
         *,
@@ -307,9 +447,14 @@ class HugetlbSource(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Bytes of one page."""
+    """Bytes of one page; 0: the kernel's default. The options `pagesize=` and `size=`
+    do as well, in any spelling ("2M", "2Mi", "2MB", "2097152", capitals or not).
+    """
     size: _builtins.int
-    """Bytes to be allocated; 0: none."""
+    """Bytes to be allocated, a whole number of pages: added to what the kernel has,
+    and given back at detach. RESOURCE_EXHAUSTED (NO_HUGE_PAGES) when the kernel
+    can't find them. 0: none.
+    """
     def __init__(
         self,
         *,
@@ -325,26 +470,65 @@ class HugetlbSource(_message.Message):
 Global___HugetlbSource: _TypeAlias = HugetlbSource  # noqa: Y015
 
 @_typing.final
+class StorageDirectory(_message.Message):
+    """A directory below a storage's root."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORAGE_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    storage_id: _builtins.str
+    """Id of the storage."""
+    path: _builtins.str
+    """Path below its root, resolved inside it, whatever links lie on the way;
+    empty: the root.
+    """
+    def __init__(
+        self,
+        *,
+        storage_id: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "storage_id", b"storage_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StorageDirectory: _TypeAlias = StorageDirectory  # noqa: Y015
+
+@_typing.final
 class BindSource(_message.Message):
-    """A directory or file of the guest."""
+    """A directory or file of the guest, or of another storage. With read_only nobody
+    can write through it, also where it is mounted elsewhere for writing, and with
+    `recursive` also not through the mounts below it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
     RECURSIVE_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Absolute path in the guest."""
+    """Absolute path in the guest, without symbolic links. Exactly one of it and
+    `directory` is set.
+    """
     recursive: _builtins.bool
     """With what is mounted below it."""
+    @_builtins.property
+    def directory(self) -> Global___StorageDirectory:
+        """A directory or file of another storage."""
+
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         recursive: _builtins.bool = ...,
+        directory: Global___StorageDirectory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "recursive", b"recursive"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "path", b"path", "recursive", b"recursive"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -352,29 +536,35 @@ Global___BindSource: _TypeAlias = BindSource  # noqa: Y015
 
 @_typing.final
 class OverlaySource(_message.Message):
-    """Layers."""
+    """Layers: https://docs.kernel.org/filesystems/overlayfs.html. At most 500."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOWER_FIELD_NUMBER: _builtins.int
     UPPER_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
-    upper: _builtins.str
-    """Storage id of the writable layer; empty: read-only."""
-    work: _builtins.str
-    """Storage id of the work directory; beside upper by default."""
     @_builtins.property
-    def lower(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Storage ids of the lower layers, the topmost first."""
+    def lower(self) -> _containers.RepeatedCompositeFieldContainer[Global___StorageDirectory]:
+        """The lower layers, the topmost first."""
+
+    @_builtins.property
+    def upper(self) -> Global___StorageDirectory:
+        """The writable layer; unset: the storage is read-only. Its path is made when it is
+        missing; empty: "upper".
+        """
+
+    @_builtins.property
+    def work(self) -> Global___StorageDirectory:
+        """The work directory, on the same file system as upper; unset: "work" beside it."""
 
     def __init__(
         self,
         *,
-        lower: _abc.Iterable[_builtins.str] | None = ...,
-        upper: _builtins.str = ...,
-        work: _builtins.str = ...,
+        lower: _abc.Iterable[Global___StorageDirectory] | None = ...,
+        upper: Global___StorageDirectory | None = ...,
+        work: Global___StorageDirectory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["upper", b"upper", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["lower", b"lower", "upper", b"upper", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -396,7 +586,9 @@ class NfsSource(_message.Message):
     path: _builtins.str
     """Exported path."""
     version: _builtins.str
-    """"4.2" and so on; empty: the kernel's default."""
+    """"3", "4.2" and so on; empty: 4.2, 4.1, 4.0 and 3 in turn, the first that the
+    server speaks.
+    """
     def __init__(
         self,
         *,
@@ -422,6 +614,8 @@ class CifsSource(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
     PASSWORD_FIELD_NUMBER: _builtins.int
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Host name or address."""
     share: _builtins.str
@@ -429,7 +623,11 @@ class CifsSource(_message.Message):
     user: _builtins.str
     """User name; the password is never logged."""
     password: _builtins.str
-    """Password."""
+    """Password; kept nowhere, as Crypt.key."""
+    domain: _builtins.str
+    """Domain or workgroup of the user."""
+    version: _builtins.str
+    """"3.1.1" and so on; empty: what both sides know."""
     def __init__(
         self,
         *,
@@ -437,10 +635,12 @@ class CifsSource(_message.Message):
         share: _builtins.str = ...,
         user: _builtins.str = ...,
         password: _builtins.str = ...,
+        domain: _builtins.str = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["password", b"password", "server", b"server", "share", b"share", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "password", b"password", "server", b"server", "share", b"share", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -456,12 +656,15 @@ class CephSource(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    FILE_SYSTEM_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Path in the file system."""
     user: _builtins.str
     """User name."""
     secret: _builtins.str
-    """Secret; never logged."""
+    """Secret; kept nowhere, as Crypt.key."""
+    file_system: _builtins.str
+    """Name of the file system; empty: the cluster's default."""
     @_builtins.property
     def monitors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Monitor addresses."""
@@ -473,10 +676,11 @@ class CephSource(_message.Message):
         path: _builtins.str = ...,
         user: _builtins.str = ...,
         secret: _builtins.str = ...,
+        file_system: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["monitors", b"monitors", "path", b"path", "secret", b"secret", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_system", b"file_system", "monitors", b"monitors", "path", b"path", "secret", b"secret", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -514,21 +718,25 @@ Global___PmemSource: _TypeAlias = PmemSource  # noqa: Y015
 
 @_typing.final
 class LocalSource(_message.Message):
-    """A directory that the agent makes."""
+    """A directory that the agent makes, and removes at detach with all that is in it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODE_FIELD_NUMBER: _builtins.int
+    STORAGE_ID_FIELD_NUMBER: _builtins.int
     mode: _builtins.int
     """Mode, as in 0750; 0: 0755."""
+    storage_id: _builtins.str
+    """The storage that it lies in, which may hold others; empty: the guest's memory."""
     def __init__(
         self,
         *,
         mode: _builtins.int = ...,
+        storage_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "storage_id", b"storage_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,21 +744,42 @@ Global___LocalSource: _TypeAlias = LocalSource  # noqa: Y015
 
 @_typing.final
 class WatchedSource(_message.Message):
-    """A small directory whose changes reach the containers as one switch."""
+    """A directory whose changes reach the containers as one switch: the storage holds a
+    copy, made as Kubernetes makes config maps: `..data` is a link to the newest copy, the
+    names are links into it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    ONLY_REFRESH_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Absolute path in the guest."""
+    """Absolute path in the guest, without symbolic links. Exactly one of it and
+    `directory` is set.
+    """
+    interval_seconds: _builtins.float
+    """Seconds between looks at names, sizes and times, for a source that tells of no
+    change, such as a share; 0: 2. Storages.Refresh looks at once.
+    """
+    only_refresh: _builtins.bool
+    """Only Storages.Refresh looks."""
+    @_builtins.property
+    def directory(self) -> Global___StorageDirectory:
+        """A directory or file of another storage."""
+
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
+        directory: Global___StorageDirectory | None = ...,
+        interval_seconds: _builtins.float = ...,
+        only_refresh: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "interval_seconds", b"interval_seconds", "only_refresh", b"only_refresh", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,8 +794,18 @@ class AttachedStorage(_message.Message):
     STORAGE_FIELD_NUMBER: _builtins.int
     MOUNT_POINT_FIELD_NUMBER: _builtins.int
     USERS_FIELD_NUMBER: _builtins.int
+    USED_BY_FIELD_NUMBER: _builtins.int
+    FS_TYPE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
     mount_point: _builtins.str
     """Where it is mounted."""
+    fs_type: _builtins.str
+    """Type and source as the kernel's table of mounts shows them."""
+    source: _builtins.str
+    """See fs_type."""
+    frozen: _builtins.bool
+    """It is frozen now."""
     @_builtins.property
     def storage(self) -> Global___Storage:
         """As it was asked for."""
@@ -575,16 +814,24 @@ class AttachedStorage(_message.Message):
     def users(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Containers that hold it."""
 
+    @_builtins.property
+    def used_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Storages that build on it."""
+
     def __init__(
         self,
         *,
         storage: Global___Storage | None = ...,
         mount_point: _builtins.str = ...,
         users: _abc.Iterable[_builtins.str] | None = ...,
+        used_by: _abc.Iterable[_builtins.str] | None = ...,
+        fs_type: _builtins.str = ...,
+        source: _builtins.str = ...,
+        frozen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mount_point", b"mount_point", "storage", b"storage", "users", b"users"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "fs_type", b"fs_type", "mount_point", b"mount_point", "source", b"source", "storage", b"storage", "used_by", b"used_by", "users", b"users"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -646,12 +893,27 @@ class DetachStorageResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    LAZILY_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    lazily: _builtins.bool
+    """The file system did not answer and was detached lazily: the kernel drops it when
+    its last user is gone.
+    """
+    @_builtins.property
+    def left(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What could not be taken away and why, one a line: the storage is forgotten all
+        the same.
+        """
+
     def __init__(
         self,
+        *,
+        lazily: _builtins.bool = ...,
+        left: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lazily", b"lazily", "left", b"left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -744,7 +1006,7 @@ Global___StorageStatsRequest: _TypeAlias = StorageStatsRequest  # noqa: Y015
 
 @_typing.final
 class StorageStatsResponse(_message.Message):
-    """Storages.Stats's answer."""
+    """Storages.Stats's answer. Figures are those that df(1) shows."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -752,6 +1014,10 @@ class StorageStatsResponse(_message.Message):
     AVAILABLE_FIELD_NUMBER: _builtins.int
     INODES_FIELD_NUMBER: _builtins.int
     INODES_FREE_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    INODES_USED_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     size: _builtins.int
     """Bytes in all."""
     available: _builtins.int
@@ -760,6 +1026,14 @@ class StorageStatsResponse(_message.Message):
     """Inodes in all."""
     inodes_free: _builtins.int
     """Inodes left."""
+    used: _builtins.int
+    """Bytes in use."""
+    inodes_used: _builtins.int
+    """Inodes in use."""
+    health: Global___StorageHealth.ValueType
+    """How it does."""
+    detail: _builtins.str
+    """What is wrong, in words."""
     def __init__(
         self,
         *,
@@ -767,10 +1041,14 @@ class StorageStatsResponse(_message.Message):
         available: _builtins.int = ...,
         inodes: _builtins.int = ...,
         inodes_free: _builtins.int = ...,
+        used: _builtins.int = ...,
+        inodes_used: _builtins.int = ...,
+        health: Global___StorageHealth.ValueType = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "inodes", b"inodes", "inodes_free", b"inodes_free", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "detail", b"detail", "health", b"health", "inodes", b"inodes", "inodes_free", b"inodes_free", "inodes_used", b"inodes_used", "size", b"size", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -805,16 +1083,24 @@ class ResizeStorageResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SIZE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    DEVICE_SIZE_FIELD_NUMBER: _builtins.int
     size: _builtins.int
-    """Bytes now."""
+    """Bytes of the file system now, as Stats shows them."""
+    before: _builtins.int
+    """Bytes before."""
+    device_size: _builtins.int
+    """Bytes of its device."""
     def __init__(
         self,
         *,
         size: _builtins.int = ...,
+        before: _builtins.int = ...,
+        device_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "device_size", b"device_size", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -945,3 +1231,47 @@ class ThawStorageResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ThawStorageResponse: _TypeAlias = ThawStorageResponse  # noqa: Y015
+
+@_typing.final
+class RefreshStorageRequest(_message.Message):
+    """Storages.Refresh."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the storage."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefreshStorageRequest: _TypeAlias = RefreshStorageRequest  # noqa: Y015
+
+@_typing.final
+class RefreshStorageResponse(_message.Message):
+    """Storages.Refresh's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """There was something new."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefreshStorageResponse: _TypeAlias = RefreshStorageResponse  # noqa: Y015

@@ -80,6 +80,11 @@ class StoragesStub:
                 request_serializer=innkeeper_dot_v1_dot_storages__pb2.ThawStorageRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_storages__pb2.ThawStorageResponse.FromString,
                 _registered_method=True)
+        self.Refresh = channel.unary_unary(
+                '/innkeeper.v1.Storages/Refresh',
+                request_serializer=innkeeper_dot_v1_dot_storages__pb2.RefreshStorageRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_storages__pb2.RefreshStorageResponse.FromString,
+                _registered_method=True)
 
 
 class StoragesServicer:
@@ -87,17 +92,21 @@ class StoragesServicer:
     """
 
     def Attach(self, request, context):
-        """Mounts a storage. The same request twice is answered twice; another one
-        under a used id is ALREADY_EXISTS (ID_IN_USE). A mount that fails leaves
-        nothing behind (MOUNT_REFUSED with the kernel's errno).
+        """Mounts a storage. The same request twice is answered twice, also while the
+        first one is still at it; another one under a used id is ALREADY_EXISTS
+        (ID_IN_USE). A storage may build on others, which must be attached already.
+        A mount that fails leaves nothing behind (MOUNT_REFUSED with the kernel's
+        errno and what the file system said).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detach(self, request, context):
-        """Unmounts a storage. FAILED_PRECONDITION (STILL_IN_USE) names the
-        containers that hold it.
+        """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+        the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
+        the mounts below it and the processes with files or their directory in it.
+        A file system that does not answer is taken off lazily, and the answer says so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,14 +127,16 @@ class StoragesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Space and inodes.
+        """Space, inodes and health. A file system that does not answer is told by its
+        health, not by an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resize(self, request, context):
-        """Grows the file system to its device's size.
+        """Grows the file system to its device's size, online: ext4, xfs, btrfs.
+        FAILED_PRECONDITION (RESIZE_REFUSED) for any other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,14 +150,23 @@ class StoragesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Freeze(self, request, context):
-        """Stops writes (FIFREEZE), for a consistent copy of the disk.
+        """Stops writes (FIFREEZE), for a consistent copy of the disk. It ends by itself
+        at the deadline, also when the agent was restarted meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Thaw(self, request, context):
-        """Ends a freeze.
+        """Ends a freeze; fine when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Refresh(self, request, context):
+        """A watched storage looks for changes now, and answers when they are switched
+        to. For a host that knows when it changed the source.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,6 +219,11 @@ def add_StoragesServicer_to_server(servicer, server):
                     servicer.Thaw,
                     request_deserializer=innkeeper_dot_v1_dot_storages__pb2.ThawStorageRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_storages__pb2.ThawStorageResponse.SerializeToString,
+            ),
+            'Refresh': grpc.unary_unary_rpc_method_handler(
+                    servicer.Refresh,
+                    request_deserializer=innkeeper_dot_v1_dot_storages__pb2.RefreshStorageRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_storages__pb2.RefreshStorageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -445,6 +470,33 @@ class Storages:
             '/innkeeper.v1.Storages/Thaw',
             innkeeper_dot_v1_dot_storages__pb2.ThawStorageRequest.SerializeToString,
             innkeeper_dot_v1_dot_storages__pb2.ThawStorageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Refresh(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Storages/Refresh',
+            innkeeper_dot_v1_dot_storages__pb2.RefreshStorageRequest.SerializeToString,
+            innkeeper_dot_v1_dot_storages__pb2.RefreshStorageResponse.FromString,
             options,
             channel_credentials,
             insecure,

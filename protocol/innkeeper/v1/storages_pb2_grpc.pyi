@@ -34,28 +34,42 @@ class StoragesStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StoragesAsyncStub: ...
     Attach: _grpc.UnaryUnaryMultiCallable[_storages_pb2.AttachStorageRequest, _storages_pb2.AttachedStorage]
-    """Mounts a storage. The same request twice is answered twice; another one
-    under a used id is ALREADY_EXISTS (ID_IN_USE). A mount that fails leaves
-    nothing behind (MOUNT_REFUSED with the kernel's errno).
+    """Mounts a storage. The same request twice is answered twice, also while the
+    first one is still at it; another one under a used id is ALREADY_EXISTS
+    (ID_IN_USE). A storage may build on others, which must be attached already.
+    A mount that fails leaves nothing behind (MOUNT_REFUSED with the kernel's
+    errno and what the file system said).
     """
     Detach: _grpc.UnaryUnaryMultiCallable[_storages_pb2.DetachStorageRequest, _storages_pb2.DetachStorageResponse]
-    """Unmounts a storage. FAILED_PRECONDITION (STILL_IN_USE) names the
-    containers that hold it.
+    """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+    the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
+    the mounts below it and the processes with files or their directory in it.
+    A file system that does not answer is taken off lazily, and the answer says so.
     """
     Get: _grpc.UnaryUnaryMultiCallable[_storages_pb2.GetStorageRequest, _storages_pb2.AttachedStorage]
     """One mounted storage."""
     List: _grpc.UnaryUnaryMultiCallable[_storages_pb2.ListStoragesRequest, _storages_pb2.ListStoragesResponse]
     """All mounted storages, by id."""
     Stats: _grpc.UnaryUnaryMultiCallable[_storages_pb2.StorageStatsRequest, _storages_pb2.StorageStatsResponse]
-    """Space and inodes."""
+    """Space, inodes and health. A file system that does not answer is told by its
+    health, not by an error.
+    """
     Resize: _grpc.UnaryUnaryMultiCallable[_storages_pb2.ResizeStorageRequest, _storages_pb2.ResizeStorageResponse]
-    """Grows the file system to its device's size."""
+    """Grows the file system to its device's size, online: ext4, xfs, btrfs.
+    FAILED_PRECONDITION (RESIZE_REFUSED) for any other.
+    """
     Trim: _grpc.UnaryUnaryMultiCallable[_storages_pb2.TrimStorageRequest, _storages_pb2.TrimStorageResponse]
     """Gives unused blocks back to the host (FITRIM)."""
     Freeze: _grpc.UnaryUnaryMultiCallable[_storages_pb2.FreezeStorageRequest, _storages_pb2.FreezeStorageResponse]
-    """Stops writes (FIFREEZE), for a consistent copy of the disk."""
+    """Stops writes (FIFREEZE), for a consistent copy of the disk. It ends by itself
+    at the deadline, also when the agent was restarted meanwhile.
+    """
     Thaw: _grpc.UnaryUnaryMultiCallable[_storages_pb2.ThawStorageRequest, _storages_pb2.ThawStorageResponse]
-    """Ends a freeze."""
+    """Ends a freeze; fine when there is none."""
+    Refresh: _grpc.UnaryUnaryMultiCallable[_storages_pb2.RefreshStorageRequest, _storages_pb2.RefreshStorageResponse]
+    """A watched storage looks for changes now, and answers when they are switched
+    to. For a host that knows when it changed the source.
+    """
 
 @_typing.type_check_only
 class StoragesAsyncStub(StoragesStub):
@@ -63,28 +77,42 @@ class StoragesAsyncStub(StoragesStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.UnaryUnaryMultiCallable[_storages_pb2.AttachStorageRequest, _storages_pb2.AttachedStorage]  # type: ignore[assignment]
-    """Mounts a storage. The same request twice is answered twice; another one
-    under a used id is ALREADY_EXISTS (ID_IN_USE). A mount that fails leaves
-    nothing behind (MOUNT_REFUSED with the kernel's errno).
+    """Mounts a storage. The same request twice is answered twice, also while the
+    first one is still at it; another one under a used id is ALREADY_EXISTS
+    (ID_IN_USE). A storage may build on others, which must be attached already.
+    A mount that fails leaves nothing behind (MOUNT_REFUSED with the kernel's
+    errno and what the file system said).
     """
     Detach: _aio.UnaryUnaryMultiCallable[_storages_pb2.DetachStorageRequest, _storages_pb2.DetachStorageResponse]  # type: ignore[assignment]
-    """Unmounts a storage. FAILED_PRECONDITION (STILL_IN_USE) names the
-    containers that hold it.
+    """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+    the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
+    the mounts below it and the processes with files or their directory in it.
+    A file system that does not answer is taken off lazily, and the answer says so.
     """
     Get: _aio.UnaryUnaryMultiCallable[_storages_pb2.GetStorageRequest, _storages_pb2.AttachedStorage]  # type: ignore[assignment]
     """One mounted storage."""
     List: _aio.UnaryUnaryMultiCallable[_storages_pb2.ListStoragesRequest, _storages_pb2.ListStoragesResponse]  # type: ignore[assignment]
     """All mounted storages, by id."""
     Stats: _aio.UnaryUnaryMultiCallable[_storages_pb2.StorageStatsRequest, _storages_pb2.StorageStatsResponse]  # type: ignore[assignment]
-    """Space and inodes."""
+    """Space, inodes and health. A file system that does not answer is told by its
+    health, not by an error.
+    """
     Resize: _aio.UnaryUnaryMultiCallable[_storages_pb2.ResizeStorageRequest, _storages_pb2.ResizeStorageResponse]  # type: ignore[assignment]
-    """Grows the file system to its device's size."""
+    """Grows the file system to its device's size, online: ext4, xfs, btrfs.
+    FAILED_PRECONDITION (RESIZE_REFUSED) for any other.
+    """
     Trim: _aio.UnaryUnaryMultiCallable[_storages_pb2.TrimStorageRequest, _storages_pb2.TrimStorageResponse]  # type: ignore[assignment]
     """Gives unused blocks back to the host (FITRIM)."""
     Freeze: _aio.UnaryUnaryMultiCallable[_storages_pb2.FreezeStorageRequest, _storages_pb2.FreezeStorageResponse]  # type: ignore[assignment]
-    """Stops writes (FIFREEZE), for a consistent copy of the disk."""
+    """Stops writes (FIFREEZE), for a consistent copy of the disk. It ends by itself
+    at the deadline, also when the agent was restarted meanwhile.
+    """
     Thaw: _aio.UnaryUnaryMultiCallable[_storages_pb2.ThawStorageRequest, _storages_pb2.ThawStorageResponse]  # type: ignore[assignment]
-    """Ends a freeze."""
+    """Ends a freeze; fine when there is none."""
+    Refresh: _aio.UnaryUnaryMultiCallable[_storages_pb2.RefreshStorageRequest, _storages_pb2.RefreshStorageResponse]  # type: ignore[assignment]
+    """A watched storage looks for changes now, and answers when they are switched
+    to. For a host that knows when it changed the source.
+    """
 
 class StoragesServicer(metaclass=_abc_1.ABCMeta):
     """Mounts, shared by containers, counted, taken down in order."""
@@ -95,9 +123,11 @@ class StoragesServicer(metaclass=_abc_1.ABCMeta):
         request: _storages_pb2.AttachStorageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storages_pb2.AttachedStorage, _abc.Awaitable[_storages_pb2.AttachedStorage]]:
-        """Mounts a storage. The same request twice is answered twice; another one
-        under a used id is ALREADY_EXISTS (ID_IN_USE). A mount that fails leaves
-        nothing behind (MOUNT_REFUSED with the kernel's errno).
+        """Mounts a storage. The same request twice is answered twice, also while the
+        first one is still at it; another one under a used id is ALREADY_EXISTS
+        (ID_IN_USE). A storage may build on others, which must be attached already.
+        A mount that fails leaves nothing behind (MOUNT_REFUSED with the kernel's
+        errno and what the file system said).
         """
 
     @_abc_1.abstractmethod
@@ -106,8 +136,10 @@ class StoragesServicer(metaclass=_abc_1.ABCMeta):
         request: _storages_pb2.DetachStorageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storages_pb2.DetachStorageResponse, _abc.Awaitable[_storages_pb2.DetachStorageResponse]]:
-        """Unmounts a storage. FAILED_PRECONDITION (STILL_IN_USE) names the
-        containers that hold it.
+        """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+        the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
+        the mounts below it and the processes with files or their directory in it.
+        A file system that does not answer is taken off lazily, and the answer says so.
         """
 
     @_abc_1.abstractmethod
@@ -132,7 +164,9 @@ class StoragesServicer(metaclass=_abc_1.ABCMeta):
         request: _storages_pb2.StorageStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storages_pb2.StorageStatsResponse, _abc.Awaitable[_storages_pb2.StorageStatsResponse]]:
-        """Space and inodes."""
+        """Space, inodes and health. A file system that does not answer is told by its
+        health, not by an error.
+        """
 
     @_abc_1.abstractmethod
     def Resize(
@@ -140,7 +174,9 @@ class StoragesServicer(metaclass=_abc_1.ABCMeta):
         request: _storages_pb2.ResizeStorageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storages_pb2.ResizeStorageResponse, _abc.Awaitable[_storages_pb2.ResizeStorageResponse]]:
-        """Grows the file system to its device's size."""
+        """Grows the file system to its device's size, online: ext4, xfs, btrfs.
+        FAILED_PRECONDITION (RESIZE_REFUSED) for any other.
+        """
 
     @_abc_1.abstractmethod
     def Trim(
@@ -156,7 +192,9 @@ class StoragesServicer(metaclass=_abc_1.ABCMeta):
         request: _storages_pb2.FreezeStorageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storages_pb2.FreezeStorageResponse, _abc.Awaitable[_storages_pb2.FreezeStorageResponse]]:
-        """Stops writes (FIFREEZE), for a consistent copy of the disk."""
+        """Stops writes (FIFREEZE), for a consistent copy of the disk. It ends by itself
+        at the deadline, also when the agent was restarted meanwhile.
+        """
 
     @_abc_1.abstractmethod
     def Thaw(
@@ -164,6 +202,16 @@ class StoragesServicer(metaclass=_abc_1.ABCMeta):
         request: _storages_pb2.ThawStorageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storages_pb2.ThawStorageResponse, _abc.Awaitable[_storages_pb2.ThawStorageResponse]]:
-        """Ends a freeze."""
+        """Ends a freeze; fine when there is none."""
+
+    @_abc_1.abstractmethod
+    def Refresh(
+        self,
+        request: _storages_pb2.RefreshStorageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storages_pb2.RefreshStorageResponse, _abc.Awaitable[_storages_pb2.RefreshStorageResponse]]:
+        """A watched storage looks for changes now, and answers when they are switched
+        to. For a host that knows when it changed the source.
+        """
 
 def add_StoragesServicer_to_server(servicer: StoragesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

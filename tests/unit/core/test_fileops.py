@@ -13,7 +13,7 @@ import pytest
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Code, Reason
-from agent.core.fileops import FileWorkers, MountCall
+from agent.core.fileops import FileRefusal, FileWorkers, FsMount, Location, MountOption
 from agent.linux.mounting import UnmountFlag
 from tests.fakes.hotplug import turns
 
@@ -91,7 +91,7 @@ async def test_the_kernels_refusal_comes_back_exact(workers: FileWorkers, tmp_pa
         (workers.rmdir(gone, ample()), "rmdir"),
         (workers.unmount(gone, UnmountFlag.NOFOLLOW, ample()), "unmount"),
         (workers.statfs(gone, ample()), "statfs"),
-        (workers.mount(MountCall(source="x", target=gone, fs_type="ext4"), ample()), "mount"),
+        (workers.mount(FsMount(source="x", fs_type="ext4"), gone, ample()), "openat2"),
     ):
         with pytest.raises(OSError, match=name) as caught:
             await call
@@ -102,6 +102,39 @@ async def test_the_kernels_refusal_comes_back_exact(workers: FileWorkers, tmp_pa
         await workers.mkdir(str(tmp_path / "file"), ample())
     with pytest.raises(NotADirectoryError):
         await workers.check_empty_directory(str(tmp_path / "file"), ample())
+
+
+async def test_a_refused_mount_is_told_with_its_log(workers: FileWorkers, tmp_path: Path) -> None:
+    """Without privileges fsopen(2) is EPERM; with them the option is EINVAL."""
+    call = FsMount(fs_type="ramfs", source="x", options=(MountOption(key="mode", value="x"),))
+    with pytest.raises(FileRefusal, match=r"fsopen|fsconfig\(mode\)") as caught:
+        await workers.mount(call, str(tmp_path), ample())
+    assert caught.value.errno in (errno.EPERM, errno.EINVAL)
+    assert caught.value.filename == str(tmp_path)
+    if caught.value.errno == errno.EINVAL:
+        assert "mode" in caught.value.log[0]
+
+
+async def test_what_a_location_is(workers: FileWorkers, tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/dir")
+    root = str(tmp_path)
+    assert await workers.is_directory(Location(root=root), ample())
+    assert await workers.is_directory(Location(root=root, path="link"), ample())
+    assert not await workers.is_directory(Location(root=root, path="file"), ample())
+    with pytest.raises(FileNotFoundError):
+        await workers.is_directory(Location(root=root, path="gone"), ample())
+    with pytest.raises(OSError, match="is_directory") as caught:
+        await workers.is_directory(Location(root=root, path="link", links=False), ample())
+    assert caught.value.errno == errno.ELOOP
+
+
+async def test_a_request_of_more_than_a_packet(workers: FileWorkers, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    await workers.write_text(path, "x" * 500_000, ample())
+    assert await workers.read_text(path, ample()) == "x" * 500_000
 
 
 async def test_a_directory_must_be_empty_and_itself(workers: FileWorkers, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.linux.openat2 import open_in_root
+from agent.linux.openat2 import Resolve, open_in_root, open_resolved
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
@@ -75,3 +75,16 @@ def test_magic_links_of_proc_are_refused() -> None:
         open_in_root(fd, "self/root", os.O_PATH)
     os.close(fd)
     assert caught.value.errno == errno.ELOOP
+
+
+def test_without_links_the_path_is_what_it_says(root: int, tmp_path: Path) -> None:
+    found = open_resolved("run/pid", os.O_RDONLY, below=root, resolve=Resolve.NO_SYMLINKS)
+    with os.fdopen(found) as file:
+        assert file.read() == "inside"
+    found = open_resolved(str(tmp_path / "secret"), os.O_RDONLY, resolve=Resolve.NO_SYMLINKS)
+    with os.fdopen(found) as file:
+        assert file.read() == "outside"
+    for path in ("var/run", "var/run/pid", "up"):
+        with pytest.raises(OSError, match="openat2") as caught:
+            open_resolved(path, os.O_PATH, below=root, resolve=Resolve.NO_SYMLINKS)
+        assert caught.value.errno == errno.ELOOP, path

@@ -12,7 +12,7 @@ from innkeeper.image.model import Flavour, Image
 from innkeeper.shim import topology
 from innkeeper.shim.accel import Accelerator
 from innkeeper.shim.machine import GuestLink, MachineShape, Pipes
-from innkeeper.shim.spec import ColdDisk
+from innkeeper.shim.spec import ColdDisk, NinePShare
 from innkeeper.shim.topology import Layout
 
 pytestmark = [pytest.mark.unit, pytest.mark.boot]
@@ -87,7 +87,7 @@ def test_an_emulated_guest_that_can_grow_takes_itself_for_vmwares(shape: Machine
     hypervisor that Linux knows; vmware.c knows it by its serial number and its port."""
     grows = replace(shape, max_cpus=4)
     argv = grows.argv(PIPES)
-    assert values(argv, "-machine")[0].endswith("vmport=on,i8042=on")
+    assert ",vmport=on,i8042=on," in values(argv, "-machine")[0]
     assert values(argv, "-smbios") == ["type=1,serial=VMware-innkeeper"]
     assert values(argv, "-cpu") == ["max,hypervisor=off"]
     for plain in (shape, replace(grows, accel=Accelerator.KVM)):
@@ -118,9 +118,15 @@ def test_qemu_does_not_log_the_console_itself(shape: MachineShape) -> None:
     assert not any("logfile" in word for word in shape.argv(PIPES))
 
 
-def test_memory_is_shared_only_for_a_process_beside_qemu(shape: MachineShape) -> None:
-    assert not any("memory-backend" in word for word in shape.argv(PIPES))
-    shared = replace(shape, link=GuestLink(shared_memory=True)).argv(PIPES)
+def test_memory_is_shared_unless_it_is_to_be_private_and_no_transport_needs_it(
+    shape: MachineShape,
+) -> None:
+    private = replace(shape, private_memory=True)
+    assert not any("memory-backend" in word for word in private.argv(PIPES))
+    assert not private.setting.shared_memory
+    needed = replace(private, link=GuestLink(shared_memory=True))
+    assert needed.argv(PIPES) == replace(shape, link=GuestLink(shared_memory=True)).argv(PIPES)
+    shared = shape.argv(PIPES)
     assert "memory-backend=memory" in values(shared, "-machine")[0]
     backend = json.loads(values(shared, "-object")[0])
     assert backend == {
@@ -160,3 +166,16 @@ def test_emulated_cpus_take_turns(shape: MachineShape) -> None:
         kvm = replace(several, accel=Accelerator.KVM)
         assert values(kvm.argv(PIPES), "-accel") == ["kvm"]
     assert values(replace(shape, cpus=1).argv(PIPES), "-accel") == ["tcg,thread=multi"]
+
+
+def test_a_share_by_9p_is_there_from_the_start_and_its_path_whole(
+    shape: MachineShape, tmp_path: Path
+) -> None:
+    """qemu-options.hx, -fsdev local; a comma in a value is written twice."""
+    share = NinePShare(tag="src", directory=tmp_path / "a,b", read_only=True)
+    argv = replace(shape, shares_9p=(share,)).argv(PIPES)
+    (backend,) = values(argv, "-fsdev")
+    assert backend.startswith(f"local,id=ninep0,path={tmp_path}/a,,b,security_model=")
+    assert backend.endswith(",readonly=on")
+    (device,) = [text for text in values(argv, "-device") if text.startswith("virtio-9p-pci")]
+    assert device.endswith("fsdev=ninep0,mount_tag=src,bus=pcie.0,addr=05")

@@ -61,7 +61,7 @@ def attach(  # noqa: PLR0913 - typer makes each parameter an option
     vm: VmArgument,
     what: Annotated[str, typer.Argument(metavar="KIND|FILE", help="What it is; see above.")],
     source: Annotated[
-        str, typer.Argument(metavar="[FILE|SIZE|N|BDF|ID]", help="What it is made of.")
+        str, typer.Argument(metavar="[FILE|SIZE|N|BDF|DIR|ID]", help="What it is made of.")
     ] = "",
     device_id: IdOption = "",
     format_: Annotated[

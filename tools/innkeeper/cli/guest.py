@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from innkeeper.cli import output, workload
+from innkeeper.cli import output, storages, workload
 from innkeeper.cli.errors import explain
 from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.shim.statedir import VmPaths, is_locked
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from innkeeper.cli.options import DiskOption
+    from innkeeper.cli.options import DiskOption, MountOption
     from innkeeper.shim.client import Vm
     from innkeeper.v1 import types_pb2
 
@@ -55,6 +55,15 @@ class Guest:
         stub = storages_pb2_grpc.StoragesStub(self.channel)
         request = storages_pb2.DetachStorageRequest(id=storage_id)
         self._later(f"storage {storage_id}", lambda: stub.Detach(request))
+
+    async def share(self, storage_id: str, share: MountOption) -> None:
+        """Plugged and mounted, and both undone together."""
+        storage = storages_pb2.Storage(id=storage_id, read_only=share.read_only)
+        await storages.attach(self.vm, storages.share_of(storage, share.what))
+        self._later(
+            f"share {storage_id}",
+            lambda: storages.detach(self.vm, storage_id, 0, unplug=True),
+        )
 
     async def start_container(self, options: workload.ContainerOptions) -> types_pb2.ProcessRef:
         stub = containers_pb2_grpc.ContainersStub(self.channel)

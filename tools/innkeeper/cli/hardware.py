@@ -138,6 +138,14 @@ def _host_function(words: Words) -> host_pb2.Hardware:
     return host_pb2.Hardware(host_function=host_pb2.HostFunction(bdf=words.source))
 
 
+def _share(words: Words) -> host_pb2.Hardware:
+    path = existing_file(words.source)
+    if not path.is_dir():
+        raise typer.BadParameter(f"share {words.source}: is no directory")
+    share = host_pb2.Share(directory=str(path.resolve()), read_only=words.read_only)
+    return host_pb2.Hardware(share=share)
+
+
 _FILE_OPTIONS = frozenset({"format", "read_only"})
 _NIC_OPTIONS = frozenset({"mac", "user_network"})
 _OF_ALL_KINDS = frozenset({"id", "port", "guest", "timeout", "json"})
@@ -199,6 +207,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "cpus": Kind(help="more CPUs", make=_cpus, source="N"),
     "vfio": Kind(help="a PCI function of the host", make=_host_function, source="BDF"),
+    "share": Kind(
+        help="a directory; mount it with storage attach --virtiofs ID",
+        make=_share,
+        source="DIR",
+        options=frozenset({"read_only"}),
+    ),
 }
 
 COLD = "cold"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from innkeeper.shim.errors import ShimError
-from innkeeper.shim.spec import LEAST_MEMORY, MIB
+from innkeeper.shim.spec import LEAST_MEMORY, MIB, NinePShare
 
 if TYPE_CHECKING:
     from innkeeper.shim.spec import VmSpec
@@ -23,6 +23,8 @@ _LARGEST_SIZE = 1 << 50
 _LAST_ID = 2**32 - 2
 _LONGEST_CALL = 10**9
 _UNITS = {"": 20, "K": 10, "M": 20, "G": 30, "T": 40}
+_MOUNT = re.compile(r"(?P<what>.+?):(?P<mount>/[^:]*)(?P<read_only>:ro)?")
+_GRANT = re.compile(r"(?P<id>[^:]+)(?::(?P<path>/[^:]*))?(?::(?P<permissions>[rwm]{1,3}))?")
 _DISK = re.compile(r"(?P<file>.+?):(?P<mount>/[^:]*)(?P<words>(?::[^:]+)*)")
 
 ImageOption = Annotated[
@@ -68,7 +70,8 @@ NewNameOption = Annotated[
 RootOption = Annotated[
     str,
     typer.Option(
-        metavar="DIR|TAR", help="The container's root; without it: busybox, from the image."
+        metavar="DIR|TAR|OCI",
+        help="The container's root; without it: busybox, from the image.",
     ),
 ]
 DisksOption = Annotated[
@@ -77,6 +80,39 @@ DisksOption = Annotated[
         metavar="FILE:MOUNT[:ro][:fs=TYPE][:format=raw|qcow2]",
         help="Plugs the disk image in and mounts it in the container; repeatable.",
     ),
+]
+SharesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIR:MOUNT[:ro]",
+        help="Shares a directory with the VM and mounts it in the container; repeatable.",
+    ),
+]
+StoragesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID:MOUNT[:ro]",
+        help="Mounts a storage of the VM's (`storage attach`); repeatable; with --vm.",
+    ),
+]
+DevicesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID[:PATH][:rwm]",
+        help="Gives the container a device of the VM's (`device attach`); repeatable; with --vm.",
+    ),
+]
+NinePOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--share-9p",
+        metavar="TAG=DIR[:ro]",
+        help="Shares a directory by 9p, from the start; needs --image generic; repeatable.",
+    ),
+]
+PrivateMemoryOption = Annotated[
+    bool,
+    typer.Option("--private-memory", help="No other process has it: no directory can be shared."),
 ]
 TerminalOption = Annotated[
     bool, typer.Option("-t", "--tty", help="Give the command a terminal: this one.")
@@ -142,6 +178,65 @@ class DiskOption:
     read_only: bool = False
     fs_type: str = "ext4"
     format: str = "raw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountOption:
+    """`--storage ID:MOUNT[:ro]`, `--share DIR:MOUNT[:ro]`."""
+
+    what: str
+    mount: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantOption:
+    """`--device ID[:PATH][:rwm]`."""
+
+    device: str
+    path: str = ""
+    permissions: str = ""
+
+
+def parse_mount(option: str, text: str) -> MountOption:
+    """Raises typer.BadParameter."""
+    match = _MOUNT.fullmatch(text)
+    if match is None:
+        form = "as in data:/data or data:/data:ro"
+        raise typer.BadParameter(f"{option} {text!r}: write WHAT:MOUNT, {form}")
+    return MountOption(what=match["what"], mount=match["mount"], read_only=bool(match["read_only"]))
+
+
+def parse_share(text: str) -> MountOption:
+    """The same of a directory that is there. Raises typer.BadParameter."""
+    share = parse_mount("--share", text)
+    if not existing_file(share.what).is_dir():
+        raise typer.BadParameter(f"--share {share.what}: is no directory")
+    return share
+
+
+def parse_9p(text: str) -> NinePShare:
+    """Raises typer.BadParameter."""
+    tag, _, directory = text.partition("=")
+    path = directory.removesuffix(":ro")
+    if not (tag and path):
+        raise typer.BadParameter(f"--share-9p {text!r}: write TAG=DIR, as in src=. or src=.:ro")
+    if not existing_file(path).is_dir():
+        raise typer.BadParameter(f"--share-9p {path}: is no directory")
+    read_only = path != directory
+    return NinePShare(tag=tag, directory=existing_file(path).resolve(), read_only=read_only)
+
+
+def parse_grant(text: str) -> GrantOption:
+    """Raises typer.BadParameter."""
+    match = _GRANT.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(
+            f"--device {text!r}: write ID, ID:PATH or ID:PATH:rwm, as in data:/dev/data:r"
+        )
+    return GrantOption(
+        device=match["id"], path=match["path"] or "", permissions=match["permissions"] or ""
+    )
 
 
 def parse_disk(text: str) -> DiskOption:

@@ -24,6 +24,7 @@ COLUMNS = ("ID", "MODEL", "STATE", "PCI PATH", "ADDRESS", "IN THE GUEST", "SIZE"
 # What the guest sees as more of what it has, and not as a device.
 _MEMORY = frozenset({"pc-dimm", "virtio-mem"})
 _NO_DEVICES = _MEMORY | {"cpu"}
+_SHARE = "virtiofs"
 
 # Only what the guest knows better than the host; "attached" is the host's "plugged".
 _GUEST_STATES = {
@@ -62,6 +63,11 @@ async def find(vm: Vm, device_id: str) -> host_pb2.PluggedDevice | None:
 
 def require_in_guest(device: host_pb2.PluggedDevice | None) -> None:
     """Raises CliError for what the guest has, and has no device for."""
+    if device is not None and device.model == _SHARE:
+        raise CliError(
+            f"{device.id}: a share is no device in the guest, but a storage once it is mounted",
+            hint="innkeeper storage list says which, and who uses it",
+        )
     if device is not None and device.model in _NO_DEVICES:
         raise CliError(
             f"{device.id}: {device.model} is no device in the guest: more of what it has anyway,"

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING
 import typer
 
 from innkeeper.cli import broken, options, output, terminal, workload
+from innkeeper.cli.disk import copy, made_of
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.guest import Guest
 from innkeeper.cli.hardware import parse_cold
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
-from innkeeper.cli.options import DiskOption
+from innkeeper.cli.options import DiskOption, GrantOption, MountOption
+from innkeeper.image.model import Flavour
 from innkeeper.shim import guest_disk
 from innkeeper.shim.client import Vm, VmSpec, find_vm, start_vm
 from innkeeper.shim.disks import DiskFile
+from innkeeper.shim.filling import oci
+from innkeeper.shim.images import find_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +40,8 @@ _STOP_GRACE = 10.0
 # Of no use in a VM that runs already, by parameter.
 _OF_A_NEW_VM = (
     *("name", "memory", "cpus", "image", "accel", "transport", "keep", "bridge", "switch"),
-    *("second_root", "iommu", "nvdimm", "max_memory", "max_cpus", "cold"),
+    *("second_root", "iommu", "nvdimm", "max_memory", "max_cpus", "private_memory", "share_9p"),
+    "cold",
 )
 
 
@@ -48,6 +53,10 @@ class RunRequest:
     """The VM to boot; None to use the one that runs under the name `vm`."""
     process: workload.ProcessOptions
     disks: tuple[DiskOption, ...] = ()
+    shares: tuple[MountOption, ...] = ()
+    storages: tuple[MountOption, ...] = ()
+    """Those that are in the VM already."""
+    devices: tuple[GrantOption, ...] = ()
     rootfs: Path | None = None
     keep: bool = False
     vm: str = ""
@@ -62,6 +71,10 @@ class RunRequest:
         """By the id of device and storage."""
         return {self._named(f"disk{at}"): disk for at, disk in enumerate(self.disks, 1)}
 
+    @property
+    def named_shares(self) -> dict[str, MountOption]:
+        return {self._named(f"share{at}"): share for at, share in enumerate(self.shares, 1)}
+
     def _named(self, name: str) -> str:
         """In a VM of its own the plain name; others may have that one in a shared VM."""
         return name if self.spec is not None else f"{self.container}-{name}"
@@ -74,6 +87,9 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
     name: options.NewNameOption = "",
     rootfs: options.RootOption = "",
     disk: options.DisksOption = None,
+    share: options.SharesOption = None,
+    storage: options.StoragesOption = None,
+    device: options.DevicesOption = None,
     *,
     tty: options.TerminalOption = False,
     stdin: options.StdinOption = True,
@@ -93,6 +109,8 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
     nvdimm: options.NvdimmOption = False,
     max_memory: options.MaxMemoryOption = "",
     max_cpus: options.MaxCpusOption = 0,
+    share_9p: options.NinePOption = None,
+    private_memory: options.PrivateMemoryOption = False,
     cold: options.ColdOption = None,
 ) -> None:
     """Boots a VM, runs a command in a container there, and takes everything down again.
@@ -112,14 +130,18 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
       echo hello | innkeeper run -- tr a-z A-Z
       innkeeper run -t -- sh
       innkeeper run --disk data.img:/data:ro -- ls -l /data
+      innkeeper run --share .:/src:ro -- ls -l /src
       innkeeper run --rootfs ./debian-root --memory 1G -- /usr/bin/make -C /src
       innkeeper run --rootfs alpine.tar.gz --env HOME=/root -- apk info
       innkeeper run --vm web --disk data.img:/data -- ls -l /data
+      innkeeper run --vm web --storage conf:/etc/app:ro --device gpu0 -- app
     """
     process = _process(command, env or [], workdir, user, terminal=tty, stdin=stdin)
     fresh = f"run-{secrets.token_hex(4)}"
     if vm:
         _refuse_words_of_a_new_vm(context)
+    elif storage or device:
+        raise typer.BadParameter("--storage and --device want --vm: a new VM has none yet")
     spec = VmSpec(
         name=name or fresh,
         image=image,
@@ -135,12 +157,17 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
         nvdimm=nvdimm,
         max_memory=options.parse_max_memory(max_memory),
         max_cpus=max_cpus,
+        private_memory=private_memory,
+        shares_9p=tuple(options.parse_9p(text) for text in share_9p or []),
         cold=parse_cold(cold or []),
     )
     request = RunRequest(
         spec=None if vm else options.vm_spec(spec),
         process=process,
         disks=tuple(options.parse_disk(text) for text in disk or []),
+        shares=tuple(options.parse_share(text) for text in share or []),
+        storages=tuple(options.parse_mount("--storage", text) for text in storage or []),
+        devices=tuple(options.parse_grant(text) for text in device or []),
         rootfs=options.existing_file(rootfs) if rootfs else None,
         keep=keep,
         vm=vm,
@@ -244,6 +271,8 @@ async def _run_in(
 
 async def boot(spec: VmSpec) -> Vm:
     """Starts a VM, with a display of its progress on a terminal."""
+    if spec.shares_9p and find_image(spec.image).flavour is Flavour.CLOUD:
+        output.warn("the kernel of the image cloud has no 9p: take --image generic, or --share")
     with output.busy(f"{spec.name}: starting") as show:
         return await start_vm(
             spec, on_progress=lambda at: show(f"{spec.name}: {at.text} ({at.seconds:.1f} s)")
@@ -259,26 +288,45 @@ async def _plug_all(guest: Guest, request: RunRequest, show: Callable[[str], Non
         show(f"{name}: plugging in {disk.file}")
         await guest.plug(storage_id, disk)
         await guest.mount(storage_id, disk)
+    for storage_id, share in request.named_shares.items():
+        show(f"{name}: sharing {share.what}")
+        await guest.share(storage_id, share)
 
 
 async def _plug_root(guest: Guest, storage_id: str, source: Path) -> None:
     """The image file is nameless once QEMU has it open, so nothing has to clean it up."""
     with tempfile.TemporaryDirectory(prefix="innkeeper-", dir=_large_temporary()) as folder:
         target = Path(folder, "root.img")
-        made = await asyncio.to_thread(guest_disk.make_disk, source, target, label="root")
-        if made.left_out:
-            output.warn(f"{source}: {made.left_out} device nodes left out; only root can make them")
+        if oci.is_layout(source):
+            await asyncio.to_thread(_copy_of_image, source, target)
+        else:
+            await asyncio.to_thread(_fill, source, target)
         disk = DiskOption(file=target, mount="/")
         await guest.plug(storage_id, disk)
     await guest.mount(storage_id, disk)
 
 
+def _copy_of_image(layout: Path, target: Path) -> None:
+    """Made once; each container writes to a copy of its own."""
+    copy(made_of(str(layout), "ext4", writable=True), target)
+
+
+def _fill(source: Path, target: Path) -> None:
+    made = guest_disk.make_disk(source, target, label="root")
+    if made.left_out:
+        output.warn(f"{source}: {made.left_out} device nodes left out; only root can make them")
+
+
 def _container(request: RunRequest) -> workload.ContainerOptions:
+    own = {name: disk.mount for name, disk in request.named_disks.items()}
+    own |= {name: share.mount for name, share in request.named_shares.items()}
     return workload.ContainerOptions(
         id=request.container,
         process=request.process,
         root_storage=request.root_disk if request.rootfs is not None else "",
-        storages={name: disk.mount for name, disk in request.named_disks.items()},
+        storages=own,
+        mounts=request.storages,
+        devices=request.devices,
     )
 
 

@@ -42,6 +42,8 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
     nvdimm: options.NvdimmOption = False,
     max_memory: options.MaxMemoryOption = "",
     max_cpus: options.MaxCpusOption = 0,
+    share_9p: options.NinePOption = None,
+    private_memory: options.PrivateMemoryOption = False,
     cold: options.ColdOption = None,
 ) -> None:
     """Boots a VM and leaves it running; returns when its agent has answered.
@@ -52,6 +54,7 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
       innkeeper vm start big --memory 2G --cpus 2 --ports 32
       innkeeper vm start odd --append agent.log=debug --transport serial
       innkeeper vm start room --max-memory 4G --nvdimm
+      innkeeper vm start old --image generic --share-9p src=.:ro
       innkeeper vm start lab --image generic --iommu --cold gpu0=virtio-gpu
     """
     spec = VmSpec(
@@ -71,6 +74,8 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
         nvdimm=nvdimm,
         max_memory=options.parse_max_memory(max_memory),
         max_cpus=max_cpus,
+        private_memory=private_memory,
+        shares_9p=tuple(options.parse_9p(text) for text in share_9p or []),
         cold=parse_cold(cold or []),
     )
     wait_for(_start(options.vm_spec(spec)))

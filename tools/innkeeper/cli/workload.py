@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from innkeeper.cli.interrupts import Interrupts
-    from innkeeper.cli.options import DiskOption
+    from innkeeper.cli.options import DiskOption, GrantOption, MountOption
 
 DEFAULT_ROOT = "/usr/lib/innkeeper/rootfs"
 _ENDED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
@@ -82,6 +82,9 @@ class ContainerOptions:
     root_storage: str = ""
     storages: dict[str, str] = field(default_factory=dict)
     """Destination by storage id."""
+    mounts: tuple[MountOption, ...] = ()
+    """Further storages, by their ids."""
+    devices: tuple[GrantOption, ...] = ()
 
     def to_request(self) -> containers_pb2.CreateContainerRequest:
         spec = {"ociVersion": "1.1.0", "process": self.process.to_oci()}
@@ -89,8 +92,24 @@ class ContainerOptions:
             containers_pb2.StorageMount(storage_id=storage_id, destination=destination)
             for storage_id, destination in self.storages.items()
         ]
+        mounts += [
+            containers_pb2.StorageMount(
+                storage_id=each.what,
+                destination=each.mount,
+                options=("ro",) if each.read_only else (),
+            )
+            for each in self.mounts
+        ]
         request = containers_pb2.CreateContainerRequest(
-            id=self.id, spec=json.dumps(spec).encode(), storages=mounts
+            id=self.id,
+            spec=json.dumps(spec).encode(),
+            storages=mounts,
+            devices=[
+                containers_pb2.DeviceGrant(
+                    device_id=each.device, container_path=each.path, permissions=each.permissions
+                )
+                for each in self.devices
+            ],
         )
         if self.root_storage:
             request.storage_id = self.root_storage

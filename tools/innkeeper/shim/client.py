@@ -32,7 +32,7 @@ from innkeeper.shim.images import find_image
 from innkeeper.shim.logs import tail
 from innkeeper.shim.progress import Phase, Progress, parse
 from innkeeper.shim.proxy import CHANNEL_OPTIONS
-from innkeeper.shim.spec import ColdDevice, ColdDisk, VmSpec
+from innkeeper.shim.spec import ColdDevice, ColdDisk, NinePShare, VmSpec
 from innkeeper.shim.statedir import StateDir, VmPaths, is_locked
 from innkeeper.shim.vm import check_grace
 from innkeeper.v1 import host_pb2, host_pb2_grpc
@@ -48,6 +48,7 @@ __all__ = [
     "ColdDevice",
     "ColdDisk",
     "Ending",
+    "NinePShare",
     "Phase",
     "Progress",
     "ShimError",
@@ -131,6 +132,12 @@ class Vm:
         async with self._host() as host:
             answer = await self._ask(host.ListPorts(host_pb2.ListPortsRequest()))
         return tuple(answer.ports)
+
+    async def resize_disk(self, device_id: str, size: int = 0) -> int:
+        """Bytes of the disk afterwards; 0 is what its raw file has now."""
+        request = host_pb2.ResizeDiskRequest(id=device_id, size=size)
+        async with self._host() as host:
+            return (await self._ask(host.ResizeDisk(request))).size
 
     async def query(self, command: str) -> Any:
         """QEMU's answer to one of its own questions, as in "query-pci"."""

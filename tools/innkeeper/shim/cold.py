@@ -50,6 +50,8 @@ def _wanted(device: ColdDevice, setting: Setting) -> Wanted:
     except json_format.ParseError as error:
         raise bad_field("cold", f"cold device {device.id}: {error}") from None
     kind = hardware.parse(message, device.id, setting)
+    if kind.not_cold:
+        raise bad_field("cold", f"cold device {device.id}: {kind.not_cold}", "plug it instead")
     if kind.place is not Place.PORT:
         raise bad_field("cold", f"cold device {device.id}: {kind.model} goes into no port")
     return Wanted(id=device.id, hardware=kind)

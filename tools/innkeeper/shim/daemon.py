@@ -27,6 +27,7 @@ from innkeeper.shim import accel, cold, images, link, topology
 from innkeeper.shim.decoding import TypedDecoding
 from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.shim.guest import Guest
+from innkeeper.shim.helpers import Helpers
 from innkeeper.shim.host_service import HostService
 from innkeeper.shim.machine import MachineShape
 from innkeeper.shim.plug import Plugger
@@ -142,6 +143,8 @@ class Daemon:
             max_cpus=spec.max_cpus,
             nvdimm=spec.nvdimm,
             iommu=spec.iommu,
+            private_memory=spec.private_memory,
+            shares_9p=spec.shares_9p,
         )
         table = Table(PortPool(ports=shape.topology.ports), iommu=spec.iommu)
         words = cold.place(spec.cold, table, shape.setting)
@@ -161,13 +164,15 @@ class Daemon:
             )
             stack.push_async_callback(channel.close)
             guest = Guest(channel)
+            helpers = Helpers(self._paths.qemu_log)
+            stack.push_async_callback(helpers.close)
             parts = Parts(
                 shape=shape,
                 qemu=qemu,
                 link=way,
                 guest=guest,
                 table=table,
-                plugger=Plugger(qemu.monitor, guest, table),
+                plugger=Plugger(qemu.monitor, guest, table, helpers),
             )
             vm = RunningVm(parts)
             stack.push_async_callback(vm.parts.plugger.close)

@@ -13,7 +13,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from innkeeper.shim.errors import Reason, ShimError
-from innkeeper.v1 import devices_pb2, devices_pb2_grpc, sandbox_pb2, sandbox_pb2_grpc
+from innkeeper.v1 import (
+    devices_pb2,
+    devices_pb2_grpc,
+    sandbox_pb2,
+    sandbox_pb2_grpc,
+    storages_pb2,
+    storages_pb2_grpc,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -48,6 +55,7 @@ class Guest:
         self._health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         self._devices = devices_pb2_grpc.DevicesStub(channel)
         self._sandbox = sandbox_pb2_grpc.SandboxStub(channel)
+        self._storages = storages_pb2_grpc.StoragesStub(channel)
 
     async def ready(self) -> None:
         """Returns when the agent answers; raises AGENT_AWAY when it does not."""
@@ -106,6 +114,16 @@ class Guest:
 
     async def complete_detach(self, device_id: str) -> None:
         await self._detach(device_id, devices_pb2.DETACH_PHASE_COMPLETE)
+
+    async def storages_of(self, tag: str) -> tuple[str, ...]:
+        """Ids of the storages that a share is mounted as."""
+        request = storages_pb2.ListStoragesRequest()
+        answer = await _ask(
+            f"look for storages of share {tag}", self._storages.List(request, timeout=_SHORT_CALL)
+        )
+        return tuple(
+            each.storage.id for each in answer.storages if each.storage.virtiofs.tag == tag
+        )
 
     async def online_now(self) -> sandbox_pb2.OnlineResourcesResponse:
         """What is online; changes nothing, as so much is online in any case."""

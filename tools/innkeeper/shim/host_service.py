@@ -13,6 +13,7 @@ from innkeeper.shim import hardware
 from innkeeper.shim.errors import Reason, ShimError, clip
 from innkeeper.shim.plug import check_timeout
 from innkeeper.shim.plugged import DeviceState, Wanted
+from innkeeper.shim.resizing import resize_disk
 from innkeeper.shim.table import MOST_FUNCTIONS
 from innkeeper.shim.vm import check_grace
 from innkeeper.v1 import host_pb2, host_pb2_grpc
@@ -115,6 +116,17 @@ class HostService(host_pb2_grpc.HostServicer):
             ]
         )
 
+    async def ResizeDisk(  # noqa: N802
+        self, request: host_pb2.ResizeDiskRequest, context: Context
+    ) -> host_pb2.ResizeDiskResponse:
+        async with _answering(context):
+            check_id(request.id)
+            self._vm.require_running()
+            parts = self._vm.parts
+            monitor = parts.qemu.monitor
+            size = await resize_disk(parts.table, monitor, request.id, request.size)
+            return host_pb2.ResizeDiskResponse(size=size)
+
     async def Query(  # noqa: N802
         self, request: host_pb2.QueryQemuRequest, context: Context
     ) -> host_pb2.QueryQemuResponse:
@@ -197,7 +209,7 @@ def _told(function: Function, plug: Plug) -> host_pb2.PluggedDevice:
         id=function.id,
         pci_path=function.pci_path,
         source=function.hardware.source,
-        state="leaving" if leaving else plug.state,
+        state="leaving" if leaving else f"failed: {plug.failure}" if plug.failure else plug.state,
         model=function.hardware.model,
         port=plug.port.name if plug.port is not None else "",
         not_removable=plug.not_removable,

@@ -14,11 +14,11 @@ _LINES = 10
 _BYTES = 8192
 
 
-def tail(log: Path) -> tuple[str, ...]:
-    """The last lines of a log, empty when there is none."""
+def tail(log: Path, start: int = 0) -> tuple[str, ...]:
+    """The last lines of a log from `start` on, empty when there is none."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _BYTES))
+            file.seek(max(start, os.fstat(file.fileno()).st_size - _BYTES))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from innkeeper.image.model import Image
-    from innkeeper.shim.spec import ColdDisk
+    from innkeeper.shim.spec import ColdDisk, NinePShare
     from innkeeper.shim.topology import Topology
 
 PROGRAM = "qemu-system-x86_64"
@@ -93,11 +93,14 @@ class MachineShape:
     link: GuestLink
     console_log: Path
     cold_disks: tuple[ColdDisk, ...] = ()
+    shares_9p: tuple[NinePShare, ...] = ()
     cmdline: tuple[str, ...] = ()
     max_memory: int = 0
     max_cpus: int = 0
     nvdimm: bool = False
     iommu: bool = False
+    private_memory: bool = False
+    """No process beside QEMU can have the guest's memory, unless the link's needs it."""
     cold: tuple[str, ...] = ()
     """Options of the hardware that is in its ports from the start."""
     program: str = field(default_factory=program)
@@ -107,7 +110,8 @@ class MachineShape:
         """What hardware has to know of this machine."""
         return Setting(
             vm=self.name,
-            shared_memory=self.link.shared_memory,
+            directory=self.console_log.parent,
+            shared_memory=self._is_shared,
             max_memory=self.max_memory,
             room=max(self.max_memory - self.memory, 0),
             nvdimm=self.nvdimm,
@@ -129,6 +133,7 @@ class MachineShape:
             # An IOMMU sees only the devices that come after it.
             *(("-device", _IOMMU) if self.iommu else ()),
             *self._disks(),
+            *self._shares_9p(),
             *self._random(),
             *self.link.arguments,
             *(word for device in self.topology.devices for word in ("-device", device)),
@@ -149,7 +154,7 @@ class MachineShape:
         return iommu + movable
 
     def _machine(self) -> tuple[str, ...]:
-        backend = f",memory-backend={MEMORY_ID}" if self.link.shared_memory else ""
+        backend = f",memory-backend={MEMORY_ID}" if self._is_shared else ""
         nvdimm = ",nvdimm=on" if self.nvdimm else ""
         signed = _SIGNED if self._lacks_signature else ""
         return (
@@ -160,6 +165,12 @@ class MachineShape:
             *("-m", self._memory()),
             *self._shared_memory(),
         )
+
+    @property
+    def _is_shared(self) -> bool:
+        """Directories can be shared with it then: virtiofsd reads and writes its memory. It
+        is memory of a file without a name, which costs nothing that was measured."""
+        return self.link.shared_memory or not self.private_memory
 
     @property
     def _lacks_signature(self) -> bool:
@@ -200,7 +211,7 @@ class MachineShape:
         return f"{size},slots={_MEMORY_SLOTS},maxmem={self.max_memory // MIB}M"
 
     def _shared_memory(self) -> tuple[str, ...]:
-        if not self.link.shared_memory:
+        if not self._is_shared:
             return ()
         backend = {
             "qom-type": "memory-backend-memfd",
@@ -238,6 +249,21 @@ class MachineShape:
             file = DiskFile.check(str(cold.file), cold.format, read_only=cold.read_only)
             words += _disk(file, f"cold{index}", cold.serial, topology.cold_slot(index))
         return words
+
+    def _shares_9p(self) -> tuple[str, ...]:
+        """What the guest's root makes is root's on the host too, if QEMU is; else it is the
+        user's, and a change of the owner does nothing."""
+        model = "passthrough" if os.geteuid() == 0 else "none"
+        words: list[str] = []
+        for index, share in enumerate(self.shares_9p):
+            path, tag = _escape(str(share.directory)), _escape(share.tag)
+            ending = ",readonly=on" if share.read_only else ""
+            slot = topology.cold_slot(len(self.cold_disks) + index)
+            device = f"virtio-9p-pci,fsdev=ninep{index},mount_tag={tag}"
+            backend = f"local,id=ninep{index},path={path},security_model={model},multidevs=remap"
+            words += ("-fsdev", f"{backend}{ending}")
+            words += ("-device", f"{device},bus={topology.ROOT_BUS},addr={slot:02x}")
+        return tuple(words)
 
     def _random(self) -> tuple[str, ...]:
         source = {"qom-type": "rng-random", "id": "random", "filename": "/dev/urandom"}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 
     from innkeeper.shim.hardware import Hardware
+    from innkeeper.shim.helpers import Helpers
     from innkeeper.shim.plugged import Function, GuestDevices, Part, Plug, Wanted
     from innkeeper.shim.qmp import Monitor
     from innkeeper.shim.table import Table
@@ -52,16 +53,26 @@ _DEVICES = "/machine/peripheral"
 # A second plug after a removal nobody asked for; a third would fight the guest.
 _ATTEMPTS = 2
 
+# Of a share whose server has ended.
+_STUCK = (
+    "its server has ended while it was mounted; the guest's kernel would wait for an answer"
+    " for good, and take no other device meanwhile"
+)
+
 _log = logging.getLogger(__name__)
 
 
 class Plugger:
     """What is plugged into one VM, and how it comes and goes."""
 
-    def __init__(self, monitor: Monitor, guest: GuestDevices, table: Table) -> None:
+    def __init__(
+        self, monitor: Monitor, guest: GuestDevices, table: Table, helpers: Helpers
+    ) -> None:
         self._monitor = monitor
         self._guest = guest
         self._table = table
+        self._helpers = helpers
+        helpers.on_end = self._on_helper_end
         self._unforgotten: dict[str, devices_pb2.Device] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
@@ -172,6 +183,9 @@ class Plugger:
         for function in plug.functions:
             await self._require_known(function.hardware)
             function.hardware = await function.hardware.resolve(function.names, self._monitor)
+            helper = function.hardware.helper(function.names)
+            if helper is not None:
+                await self._helpers.start(function.id, helper)
             for backend in function.hardware.backends(function.names):
                 # Before the command: a caller that leaves meanwhile has it undone.
                 plug.opened.append(backend)
@@ -196,7 +210,7 @@ class Plugger:
         try:
             await self._monitor.execute(command, arguments)
         except QemuRefusedError as error:
-            told = function.hardware.explain(error)
+            told = await self._helpers.why_ended(function.id) or function.hardware.explain(error)
             told.fields["id"] = function.id
             if told.reason is Reason.FILE_IN_USE:
                 self._tell_owner(function, told)
@@ -318,6 +332,7 @@ class Plugger:
 
     async def _prepare(self, plug: Plug) -> None:
         plug.step = "waiting for the guest's agent to let go of it"
+        await self._require_unmounted(plug)
         for device in plug.devices:
             try:
                 await self._guest.prepare_detach(device.id)
@@ -334,6 +349,18 @@ class Plugger:
                 # Not known whether the agent has let go; the caller waits no longer.
                 self._run_in_background(self._keep(plug))
                 raise
+
+    async def _require_unmounted(self, plug: Plug) -> None:
+        """A share is no device, so the agent has nothing to prepare, and says what is mounted."""
+        tags = [each.hardware.share_tag for each in plug.functions if each.hardware.share_tag]
+        try:
+            mounted = [name for tag in tags for name in await self._guest.storages_of(tag)]
+        except BaseException:
+            plug.state = DeviceState.PLUGGED
+            raise
+        if mounted:
+            plug.state = DeviceState.PLUGGED
+            raise _still_mounted(plug, mounted)
 
     async def _bring_out(self, plug: Plug) -> None:
         """`device_del` until QEMU says that all of it is gone.
@@ -435,6 +462,8 @@ class Plugger:
                 await self._make_guest_forget(device)
         for backend in reversed(plug.opened):
             await self._ignore_refusal(self._monitor.execute(backend.remove, backend.removal))
+        for function in plug.functions:
+            await self._helpers.stop(function.id)
         self._table.remove(plug)
 
     async def _make_guest_forget(self, device: devices_pb2.Device) -> None:
@@ -472,6 +501,32 @@ class Plugger:
         elif plug.removing:
             part.why_kept = told.why
             part.settle(Fate.KEPT)
+
+    def _on_helper_end(self, device_id: str, how: str) -> None:
+        """The VM goes on; what the guest has mounted of it hangs until it is detached."""
+        plug = self._table.find(device_id)
+        is_wanted = plug.state in (DeviceState.PLUGGING, DeviceState.PLUGGED)
+        if is_wanted and not self._monitor.closed.is_set():
+            plug.failure = how
+            plug.stuck = _STUCK
+            _log.warning("%s does not work any more: %s", plug.name, how)
+            self._run_in_background(self._see_if_idle(plug))
+
+    async def _see_if_idle(self, plug: Plug) -> None:
+        """Of what is mounted some request is under way, if only that of the unmount. The
+        driver waits for its answer when the device goes (fs/fuse/virtio_fs.c,
+        virtio_fs_drain_queue): for good, and with the lock that all hot-plug needs."""
+        try:
+            mounted = [
+                name
+                for each in plug.functions
+                for name in await self._guest.storages_of(each.hardware.share_tag)
+            ]
+        except ShimError as error:
+            _log.warning("%s: not known if it is mounted: %s", plug.name, error)
+            return
+        if not mounted:
+            plug.stuck = ""
 
     def _note_loss(self, plug: Plug) -> None:
         """A device that worked was removed by the guest itself. CPUs go one by one."""
@@ -556,6 +611,16 @@ def _require_removable(plug: Plug, disks: tuple[str, ...]) -> None:
             hint="unplug them first",
             fields=plug.fields | {"holders": json.dumps(holders)},
         )
+
+
+def _still_mounted(plug: Plug, storages: Sequence[str]) -> ShimError:
+    holders = [{"kind": "storage", "name": name} for name in storages]
+    return ShimError(
+        Reason.STILL_IN_USE,
+        f"{plug.name}: is mounted in the guest as storage {', '.join(storages)}",
+        hint="detach the storage first, as in: innkeeper storage detach VM ID",
+        fields=plug.fields | {"holders": json.dumps(holders)},
+    )
 
 
 def _part_ids(function: Function) -> tuple[str, ...]:

@@ -40,6 +40,9 @@ class GuestDevices(Protocol):
     async def complete_detach(self, device_id: str) -> None:
         """Forgets a device that is gone."""
 
+    async def storages_of(self, tag: str) -> tuple[str, ...]:
+        """Ids of the storages that a share is mounted as."""
+
     async def online_now(self) -> sandbox_pb2.OnlineResourcesResponse:
         """What is online; changes nothing."""
 
@@ -147,6 +150,10 @@ class Plug:
     """QEMU and the agent were asked to take it, whatever came of it."""
     removing: bool = False
     """The guest was asked to let go of it."""
+    failure: str = ""
+    """What it stands on has ended, and how."""
+    stuck: str = ""
+    """Why the guest's kernel could never let go of it."""
     opened: list[Backend] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     """In the order in which QEMU gets them: function 0 last, as the slot comes
@@ -186,7 +193,8 @@ class Plug:
 
     @property
     def not_removable(self) -> str:
-        return next((w for each in self.functions if (w := each.hardware.not_removable)), "")
+        reasons = (self.stuck, *(each.hardware.not_removable for each in self.functions))
+        return next((why for why in reasons if why), "")
 
     @property
     def goes_whole(self) -> bool:

@@ -18,6 +18,8 @@ MOST_PORTS = 64
 # is killed for memory, again and again.
 LEAST_MEMORY = 192 * MIB
 MOST_CPUS = 64
+# MAX_TAG_LEN of QEMU's hw/9pfs/virtio-9p.h is 32 with its end.
+_LONGEST_TAG = 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,22 @@ class ColdDevice:
     """`Hardware` of host.proto as JSON: `{"gpu": {"model": "GPU_MODEL_VIRTIO"}}`."""
     port: str = ""
     """Name of its port; empty: the first free one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NinePShare:
+    """A directory of the host that QEMU itself serves by 9p, from the start: it has no
+    hot-plug for it. The guest's kernel needs 9p, which the image `generic` has."""
+
+    tag: str
+    directory: Path
+    read_only: bool = False
+
+    def check(self) -> None:
+        """Raises BAD_FIELD."""
+        good = 1 <= len(self.tag.encode()) <= _LONGEST_TAG and self.tag.isprintable()
+        _require(good, "shares_9p", self.tag)
+        _require(self.directory.is_absolute() and self.directory.is_dir(), "shares_9p", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +89,9 @@ class VmSpec:
     """CPUs to which the VM can grow; 0: as many as `cpus`."""
     nvdimm: bool = False
     """NVDIMMs can be plugged; needs `max_memory`."""
+    private_memory: bool = False
+    """No other process can have its memory: no directory can be shared with it."""
+    shares_9p: tuple[NinePShare, ...] = ()
     boot_timeout: float = 0
     """Seconds to the agent's first answer; 0: 30 with KVM, 120 without."""
     cmdline: tuple[str, ...] = ()
@@ -94,6 +115,10 @@ class VmSpec:
         _require(many, "max_cpus", self.max_cpus)
         finite = math.isfinite(self.boot_timeout) and self.boot_timeout >= 0
         _require(finite, "boot_timeout", self.boot_timeout)
+        tags = [share.tag for share in self.shares_9p]
+        _require(len(set(tags)) == len(tags), "shares_9p", " ".join(tags))
+        for share in self.shares_9p:
+            share.check()
         for word in self.cmdline:
             _require(word.isprintable() and word.isascii(), "cmdline", word)
 
@@ -107,6 +132,10 @@ class VmSpec:
         record["cold_disks"] = tuple(
             ColdDisk(**disk | {"file": Path(disk["file"])}) for disk in record["cold_disks"]
         )
+        record["shares_9p"] = tuple(
+            NinePShare(**share | {"directory": Path(share["directory"])})
+            for share in record["shares_9p"]
+        )
         record["cold"] = tuple(ColdDevice(**device) for device in record["cold"])
         return cls(**record)
 
@@ -118,6 +147,7 @@ _RULES = {
     "max_memory": "whole MiB, more than the memory",
     "max_cpus": f"as many as the CPUs or more, up to {MOST_CPUS}",
     "nvdimm": "only together with max_memory, as in: --nvdimm --max-memory 4G",
+    "shares_9p": "a tag of 1 to 31 bytes, each once, and an absolute path of a directory",
     "boot_timeout": "seconds, 0 for the default",
     "cmdline": "printable ASCII",
 }

@@ -52,6 +52,7 @@ class Table:
         _check_together(wanted, port)
         for each in wanted:
             self._require_free(each.id)
+            self._require_tag_free(each)
         made = self._place(wanted, port)
         for function in made.functions:
             self._by_id[function.id] = made
@@ -130,6 +131,19 @@ class Table:
                 f"device {device_id}: already {known.state}, at {known.where}",
                 fields={"id": device_id, "state": known.state},
             )
+
+    def _require_tag_free(self, wanted: Wanted) -> None:
+        """The guest's kernel takes no second file system of one tag."""
+        tag = wanted.hardware.share_tag
+        for plug in self.plugs:
+            for other in plug.functions:
+                if tag and other.hardware.share_tag == tag:
+                    raise ShimError(
+                        Reason.ADDRESS_IN_USE,
+                        f"device {wanted.id}: share {other.id} has the tag {tag}",
+                        hint="give it another tag",
+                        fields={"id": wanted.id, "tag": tag, "by": other.id},
+                    )
 
     def _place(self, wanted: Sequence[Wanted], port: str) -> Plug:
         match wanted[0].hardware:

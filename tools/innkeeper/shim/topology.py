@@ -109,8 +109,8 @@ def cold_slot(index: int) -> int:
     if index >= len(_COLD_DISKS):
         raise ShimError(
             Reason.BAD_FIELD,
-            f"cold_disks: more than {len(_COLD_DISKS)}",
-            hint="plug further disks into the running VM",
+            f"cold_disks: more than {len(_COLD_DISKS)}, shares by 9p among them",
+            hint="plug further disks and shares into the running VM",
             fields={"field": "cold_disks"},
         )
     return _COLD_DISKS[index]

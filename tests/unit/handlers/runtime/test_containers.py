@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.core.errors import AgentError, Code, Reason
+from agent.core.fileops import BindMount, FsMount, Location, MountOption, OverlayMount
 from agent.core.model import (
     ContainerState,
     DeviceGrant,
@@ -196,30 +198,125 @@ async def test_a_layer_that_cannot_be_mounted(bed: Bed, life: Life) -> None:
     assert bed.left() == {}
 
 
-async def test_the_layer_is_limited_and_paths_are_escaped(bed: Bed, life: Life) -> None:
+async def test_the_layer_is_limited_and_lies_over_a_path_as_it_is(bed: Bed, life: Life) -> None:
     odd = bed.top / "odd,na:me"
     odd.mkdir()
     await life.containers.create(bed.request(writable_layer=True, rootfs=RootPath(path=str(odd))))
-    layer, overlay = bed.noted.mounts
-    assert "size=268435456" in layer.data
-    assert f"lowerdir={bed.top}/odd\\,na\\:me,upperdir=" in overlay.data
+    (_, layer), (_, overlay) = bed.noted.mounts
+    assert isinstance(layer, FsMount)
+    assert MountOption(key="size", value="268435456") in layer.options
+    assert isinstance(overlay, OverlayMount)
+    assert [lower.root for lower in overlay.lowers] == [f"{bed.top}/odd,na:me"]
     await life.containers.remove("c1", 0, 10)
     assert bed.left() == {}
 
 
-async def test_links_on_the_way_to_mounts_are_followed_before_the_runtime(
-    bed: Bed, life: Life
-) -> None:
-    """An image may have lost the directory that its /var/run leads to."""
+async def test_mount_targets_are_made_before_the_runtime_mounts(bed: Bed, life: Life) -> None:
     mounts = [
         {"destination": "/etc/hosts", "type": "bind", "source": "/etc/hosts"},
+        {"destination": "/l", "type": "bind", "source": "/l", "options": ["copy-symlink"]},
+        {"destination": "/r", "source": "relative", "options": ["rbind"]},
         {"destination": "/proc", "type": "proc"},
     ]
     spec = {"process": {"args": ["/bin/sh"]}, "mounts": mounts}
     storage = StorageMount(storage_id="data", destination="/var/run/secrets")
     request = bed.request(spec=json.dumps(spec).encode(), storages=(storage,))
     await life.containers.create(request)
-    assert bed.noted.linked == [(str(bed.root), ["/var/run/secrets", "/etc"])]
+    root = f"{bed.top}/bundles/c1/rootfs"
+    assert bed.noted.targets == [(root, ["/etc/hosts", "/proc", "/var/run/secrets"])]
+
+
+@pytest.mark.parametrize("selinux", [True, False])
+async def test_labels_are_for_a_guest_with_selinux(
+    bed: Bed, life: Life, caplog: pytest.LogCaptureFixture, selinux: bool
+) -> None:
+    """Without it they are dropped with a log, as those of mounts are (case 41)."""
+    if selinux:
+        enforce = bed.roots.sys / "fs/selinux/enforce"
+        enforce.parent.mkdir(parents=True)
+        enforce.write_text("1")
+    label = "system_u:system_r:container_t:s0:c1,c2"
+    spec = {
+        "process": {"args": ["/bin/sh"], "selinuxLabel": label},
+        "linux": {"mountLabel": label},
+    }
+    await life.containers.create(bed.request(spec=json.dumps(spec).encode()))
+    config = life.containers.table.container("c1").bundle.config()
+    wanted = label if selinux else None
+    assert config["process"].get("selinuxLabel") == wanted
+    assert config["linux"].get("mountLabel") == wanted
+    assert caplog.text.count("no SELinux") == (0 if selinux else 2)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "reason", "words"),
+    [
+        (errno.ELOOP, Code.FAILED_PRECONDITION, Reason.MOUNT_REFUSED, "circle"),
+        (errno.EROFS, Code.FAILED_PRECONDITION, Reason.MOUNT_REFUSED, "read-only"),
+        (errno.ENOTDIR, Code.FAILED_PRECONDITION, Reason.MOUNT_REFUSED, "directory"),
+        (errno.EBUSY, Code.FAILED_PRECONDITION, Reason.MOUNT_REFUSED, "root itself"),
+        (errno.ENOSPC, Code.FAILED_PRECONDITION, Reason.MOUNT_REFUSED, "No space"),
+        (errno.EXDEV, Code.PERMISSION_DENIED, Reason.LEADS_OUTSIDE, "/proc"),
+    ],
+)
+async def test_a_target_that_cannot_be_made_is_named(
+    bed: Bed, life: Life, number: int, code: Code, reason: Reason, words: str
+) -> None:
+    bed.noted.targets_refused = OSError(number, "no", "/var/run/x")
+    with pytest.raises(AgentError, match=words) as caught:
+        await life.containers.create(bed.request())
+    assert (caught.value.code, caught.value.reason) == (code, reason)
+    assert caught.value.fields["target"] == "/var/run/x"
+    assert "/var/run/x" in caught.value.message
+    assert "create" not in bed.crun.operations()
+    assert bed.left() == {}
+
+
+async def test_a_root_given_as_a_path_is_mounted_where_only_the_agent_may_change_it(
+    bed: Bed, life: Life
+) -> None:
+    """A path in a storage could be led elsewhere between a check and the runtime's use."""
+    await life.containers.create(bed.request())
+    ((target, call),) = bed.noted.mounts
+    assert call == BindMount(source=Location(root=str(bed.root)), recursive=True)
+    config = life.containers.table.container("c1").bundle.config()
+    assert config["root"]["path"] == target == f"{bed.top}/bundles/c1/rootfs"
+    life = await bed.restart(life)
+    await life.containers.remove("c1", 0, 10)
+    assert bed.left() == {}
+
+
+async def test_sources_in_a_storage_are_resolved_inside_it(bed: Bed, life: Life) -> None:
+    """Else another container could put a link to the guest's files there meanwhile."""
+    storages = bed.roots.storages
+    sources = {
+        f"{storages}/s/a/folder": Location(root=f"{storages}/s", path="a/folder"),
+        f"{storages}/x/../s/file": Location(root=f"{storages}/s", path="file"),
+    }
+    kept = [f"{storages}/s", "/etc/hosts", f"{storages}x/s/file"]
+    mounts = [
+        {"destination": f"/{number}", "type": "bind", "source": source}
+        for number, source in enumerate([*sources, *kept])
+    ]
+    spec = {"process": {"args": ["/bin/sh"]}, "mounts": mounts}
+    await life.containers.create(bed.request(spec=json.dumps(spec).encode()))
+    config = life.containers.table.container("c1").bundle.config()
+    places = [f"{bed.top}/bundles/c1/sources/{number}" for number in range(2)]
+    assert [mount["source"] for mount in config["mounts"]] == [*places, *kept]
+    assert bed.noted.mounts[1:] == [
+        (place, BindMount(source=location, recursive=True))
+        for place, location in zip(places, sources.values(), strict=True)
+    ]
+    await life.containers.remove("c1", 0, 10)
+    assert bed.left() == {}
+
+
+async def test_a_root_that_is_led_elsewhere_meanwhile_is_refused(bed: Bed, life: Life) -> None:
+    bed.noted.fail = {"rootfs"}
+    with pytest.raises(AgentError, match="for a root") as caught:
+        await life.containers.create(bed.request())
+    assert caught.value.reason is Reason.MOUNT_REFUSED
+    assert "create" not in bed.crun.operations()
 
 
 async def test_a_failed_start_leaves_it_created(bed: Bed, life: Life) -> None:

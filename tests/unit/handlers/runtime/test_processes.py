@@ -85,7 +85,7 @@ async def test_an_exec_that_hangs_after_its_work_is_taken_back(bed: Bed, running
         await running.processes.exec(replace(bed.exec_request("exec sleep 100"), timeout=3.0))
     assert caught.value.reason is Reason.OPERATION_TIMED_OUT
     assert bed.left() == before
-    assert sorted(os.listdir(bed.roots.bundles / "c1")) == ["config.json", "pid"]
+    assert sorted(os.listdir(bed.roots.bundles / "c1")) == ["config.json", "pid", "rootfs"]
     await until(lambda: bed.pid1.journal)
     assert bed.pid1.journal[0]["signal"] == signal.SIGKILL
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent.core.errors import AgentError, Code, Reason
-from agent.core.model import BlockSource, MountedStorage, StorageMount, StorageRequest
+from agent.core.model import MountedStorage, StorageMount, StorageRequest
+from agent.core.sources import BlockSource
 from agent.handlers.runtime.spec import (
     Surroundings,
     complete,
@@ -68,6 +69,9 @@ BAD = [
     (spec(windows={}), "windows"),
     (spec(mounts=[{"destination": "/a"}, {}]), "mounts[1].destination"),
     (spec(mounts=[{"destination": "a"}]), "mounts[0].destination"),
+    (spec(mounts=[{"destination": "/"}]), "mounts[0].destination"),
+    (spec(mounts=[{"destination": "//."}]), "mounts[0].destination"),
+    (spec(mounts=[{"destination": "/a/../b"}]), "mounts[0].destination"),
     (spec(mounts=[{"destination": "/a", "options": ["ro", None]}]), "mounts[0].options[1]"),
     (spec(linux=[]), "linux"),
     (spec(linux={"namespaces": [{"type": "pid"}]}), "linux.namespaces"),
@@ -288,13 +292,43 @@ def test_a_read_only_storage_stays_so() -> None:
     ]
 
 
+def test_a_container_takes_no_flag_away_from_a_storage() -> None:
+    """crun clears those that it is not told of (case 62)."""
+    wanted = StorageMount(storage_id="s1", destination="/data", options=("suid", "exec", "rw"))
+    flags = ("rw", "nosuid", "nodev", "relatime")
+    assert storage_mount(wanted, storage(), flags)["options"] == [
+        *("rbind", "exec", "rw", "rprivate"),
+        *("nosuid", "nodev"),
+    ]
+    assert storage_mount(wanted, storage(), ("ro", "noexec"))["options"] == [
+        *("rbind", "suid", "rprivate"),
+        *("noexec", "ro"),
+    ]
+
+
+def test_a_flag_that_the_runtime_would_take_off_is_not_lost_silently() -> None:
+    """crun 1.21 does not know MS_NOSYMFOLLOW, and clears what it does not know."""
+    with pytest.raises(AgentError, match="nosymfollow") as caught:
+        storage_mount(
+            StorageMount(storage_id="s1", destination="/data"), storage(), ("rw", "nosymfollow")
+        )
+    assert caught.value.reason is Reason.WRONG_STATE
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
         StorageMount(storage_id="s1", destination="data"),
+        StorageMount(storage_id="s1", destination=""),
+        StorageMount(storage_id="s1", destination="/"),
+        StorageMount(storage_id="s1", destination="/./"),
+        StorageMount(storage_id="s1", destination="/a/../b"),
+        StorageMount(storage_id="s1", destination="/.."),
+        StorageMount(storage_id="s1", destination="/" + "x" * 4096),
         StorageMount(storage_id="s1", destination="/da\0ta"),
         StorageMount(storage_id="s1", destination="/data", options=("size=5",)),
         StorageMount(storage_id="s1", destination="/data", options=("idmap",)),
+        StorageMount(storage_id="s1", destination="/data", options=("nosymfollow",)),
     ],
 )
 def test_bad_storage_mounts_are_refused(wanted: StorageMount) -> None:

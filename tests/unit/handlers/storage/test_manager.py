@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import AgentError, Code, Reason
-from agent.core.fileops import MountCall
+from agent.core.fileops import FsMount, MountCall, MountOption
 from agent.core.model import DeviceNode, NodeType
 from agent.handlers.storage.block import BlockStorage
-from agent.handlers.storage.manager import _by_source
+from agent.handlers.storage.classes import ClassTable
 from agent.handlers.storage.records import from_data, to_data
 from agent.linux.mounting import MountFlag
 from tests.fakes.hotplug import turns
@@ -52,12 +52,11 @@ async def test_a_disk_is_mounted_where_its_id_says(lab: StorageBench) -> None:
     mounted = await lab.storages.attach(storage(options=("noexec", "data=ordered")))
     assert mounted.mount_point == own(lab)
     assert lab.files.mounts == [
-        MountCall(
+        FsMount(
             source=str(lab.roots.dev / "vdb"),
-            target=own(lab),
             fs_type="ext4",
             flags=MountFlag.NOEXEC,
-            data="data=ordered",
+            options=(MountOption(key="data", value="ordered"),),
         )
     ]
     assert directories(lab) == ["data"]
@@ -252,7 +251,7 @@ async def test_a_mount_point_has_one_owner(lab: StorageBench) -> None:
 
 
 async def test_a_foreign_mount_is_not_covered(lab: StorageBench) -> None:
-    lab.files.add(MountCall(source="x", target=own(lab), fs_type="tmpfs"))
+    lab.files.add(FsMount(source="x", fs_type="tmpfs"), own(lab))
     before = lab.traces()
     await refused(lab.storages.attach(storage()), Reason.MOUNT_POINT_IN_USE)
     assert lab.traces() == before
@@ -311,7 +310,7 @@ async def test_a_mount_that_someone_else_unmounted_is_forgotten(lab: StorageBenc
 
 async def test_a_mount_over_ours_is_not_taken_for_ours(lab: StorageBench) -> None:
     await lab.storages.attach(storage())
-    lab.files.add(MountCall(source="none", target=own(lab), fs_type="tmpfs"))
+    lab.files.add(FsMount(source="none", fs_type="tmpfs"), own(lab))
     error = await refused(lab.storages.detach("data"), Reason.UNMOUNT_REFUSED)
     assert "tmpfs of none" in error.message
     assert lab.files.mounted == [own(lab), own(lab)]
@@ -335,7 +334,7 @@ async def test_a_cancelled_mount_is_taken_back(lab: StorageBench) -> None:
     attach = asyncio.ensure_future(lab.storages.attach(storage()))
     await turns()
     lab.files.stuck[own(lab)].set()
-    lab.files.add(MountCall(source="x", target=own(lab), fs_type="ext4"))
+    lab.files.add(FsMount(source="x", fs_type="ext4"), own(lab))
     attach.cancel()
     await asyncio.wait([attach])
     assert lab.files.calls[-1] == ("detach", own(lab))
@@ -354,7 +353,7 @@ async def test_a_mount_that_is_still_in_the_kernel_is_taken_off_when_it_comes(
     lab.files.hang = None
     error = await refused(lab.storages.attach(storage()), Reason.MOUNT_POINT_IN_USE)
     assert "not come back from the kernel" in error.message
-    lab.files.add(MountCall(source="x", target=own(lab), fs_type="ext4"))
+    lab.files.add(FsMount(source="x", fs_type="ext4"), own(lab))
     lab.files.stuck.pop(own(lab)).set()
     await turns()
     assert lab.files.mounted == []
@@ -414,7 +413,7 @@ async def test_a_new_agent_takes_over_mounts_and_counts(lab: StorageBench) -> No
 async def test_a_new_agent_drops_mounts_that_are_gone(lab: StorageBench) -> None:
     await lab.storages.attach(storage())
     lab.files.drop(own(lab))
-    lab.files.add(MountCall(source="other", target=own(lab), fs_type="tmpfs"))
+    lab.files.add(FsMount(source="other", fs_type="tmpfs"), own(lab))
     new = lab.new_manager()
     await new.restore()
     assert new.list() == ()
@@ -486,8 +485,8 @@ async def test_a_full_run_directory_refuses_and_undoes(
 async def test_a_mount_that_mountinfo_does_not_show_is_refused(lab: StorageBench) -> None:
     """mount(2) said yes, and something else lies there."""
 
-    async def elsewhere(call: MountCall, deadline: object) -> None:
-        lab.files.add(MountCall(source="/dev/other", target=call.target, fs_type="ext4"))
+    async def elsewhere(call: MountCall, target: str, deadline: object) -> None:
+        lab.files.add(FsMount(source="/dev/other", fs_type="ext4"), target)
 
     lab.files.mount = elsewhere  # type: ignore[method-assign]
     error = await refused(lab.storages.attach(storage()), Reason.MOUNT_REFUSED)
@@ -496,7 +495,7 @@ async def test_a_mount_that_mountinfo_does_not_show_is_refused(lab: StorageBench
 
 
 async def test_the_table_has_a_limit(lab: StorageBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.handlers.storage.manager.STORAGE_LIMIT", 0)
+    monkeypatch.setattr("agent.handlers.storage.attaching.STORAGE_LIMIT", 0)
     await refused(lab.storages.attach(storage()), Reason.LIMIT_REACHED)
 
 
@@ -511,4 +510,4 @@ async def test_a_leftover_directory_is_used_again(lab: StorageBench) -> None:
 
 def test_two_classes_for_one_source_are_a_mistake() -> None:
     with pytest.raises(ValueError, match="two storage classes serve BlockSource"):
-        _by_source((BlockStorage(), BlockStorage()))
+        ClassTable((BlockStorage(), BlockStorage()))

@@ -1,4 +1,4 @@
-"""Mount options: fstab's words, as mount(2) takes them."""
+"""Mount options: fstab's words, as the kernel takes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.errors import AgentError, Reason
-from agent.handlers.storage.options import parse_options
+from agent.core.fileops import MountOption
+from agent.handlers.storage.options import MountOptions, parse_options
 from agent.linux.mounting import MountFlag
 
 pytestmark = [pytest.mark.unit, pytest.mark.storage]
@@ -49,10 +50,14 @@ OPPOSITES = [
 ]
 
 
+def shown(options: MountOptions) -> str:
+    return ",".join(map(str, options.options))
+
+
 @pytest.mark.parametrize(("word", "number"), NUMBERS.items())
 def test_words_are_the_kernels_flags(word: str, number: int) -> None:
     options = parse_options([word])
-    assert (int(options.flags), options.data) == (number, "")
+    assert (int(options.flags), options.options) == (number, ())
 
 
 @pytest.mark.parametrize(("word", "opposite"), OPPOSITES)
@@ -72,33 +77,63 @@ def test_of_the_access_time_words_the_last_wins() -> None:
 
 def test_words_of_user_space_never_reach_the_kernel() -> None:
     entries = ["defaults", "_netdev", "x-systemd.automount", "nofail", "", "auto", "nouser"]
-    assert parse_options([*entries, "size=1m"]).data == "size=1m"
-    assert parse_options(["size=1m,mode=755"]).data == "size=1m,mode=755"
-    assert parse_options(["x-a=b,c", "comment=hello", "noauto,users"]).data == "c"
+    assert shown(parse_options([*entries, "size=1m"])) == "size=1m"
+    assert shown(parse_options(["size=1m,mode=755"])) == "size=1m,mode=755"
+    assert shown(parse_options(["x-a=b,c", "comment=hello", "noauto,users"])) == "c"
 
 
 def test_the_file_systems_own_words_go_to_it_in_order() -> None:
-    options = parse_options(["data=ordered,ro", "barrier=1", "unknown_word"])
-    assert options.data == "data=ordered,barrier=1,unknown_word"
+    options = parse_options(["data=ordered,ro", "barrier=1", "unknown_word", "barrier=0", "e="])
+    assert options.options == (
+        MountOption(key="data", value="ordered"),
+        MountOption(key="barrier", value="1"),
+        MountOption(key="unknown_word"),
+        MountOption(key="barrier", value="0"),
+        MountOption(key="e", value=""),
+    )
     assert options.flags == MountFlag.RDONLY
 
 
+LABEL = "system_u:object_r:container_file_t:s0:c1,c2"
+
+
+@pytest.mark.parametrize(
+    "entry", [f'context="{LABEL}"', f"context={LABEL}", f'ro,context="{LABEL}",noexec']
+)
+def test_a_label_is_whole(entry: str) -> None:
+    """Its categories hold commas: in quotes, or in an entry of its own."""
+    options = parse_options([entry], selinux=True).options
+    assert options == (MountOption(key="context", value=LABEL),)
+
+
 def test_a_comma_inside_quotes_does_not_split() -> None:
-    label = 'context="system_u:object_r:container_file_t:s0:c1,c2"'
-    assert parse_options([f"ro,{label},noexec"], selinux=True).data == label
-    assert parse_options(['a="x,y",b']).data == 'a="x,y",b'
-
-
-def test_an_unquoted_label_of_its_own_is_one_label() -> None:
-    """Categories hold commas; the kernel takes them in quotes."""
-    options = parse_options(["context=system_u:object_r:container_file_t:s0:c1,c2"], selinux=True)
-    assert options.data == 'context="system_u:object_r:container_file_t:s0:c1,c2"'
-    assert parse_options(["context=a:b:c"], selinux=True).data == "context=a:b:c"
+    options = parse_options(['a="x,y",b', 'c="d"e'])
+    assert options.options == (
+        MountOption(key="a", value="x,y"),
+        MountOption(key="b"),
+        MountOption(key="c", value='"d"e'),
+    )
 
 
 def test_labels_are_dropped_in_a_guest_without_selinux(caplog: pytest.LogCaptureFixture) -> None:
-    assert parse_options(['context="a:b:c1,c2"', "noexec"]).data == ""
+    for entry in (f'context="{LABEL}"', f"rootcontext={LABEL}"):
+        assert parse_options([entry, "noexec"]).options == ()
     assert "no SELinux" in caplog.text
+
+
+def test_passwords_are_secret_wherever_they_are_written() -> None:
+    options = parse_options(["user=me,password=hunter2"])
+    assert shown(options) == "user=me,password=***"
+    assert "hunter2" not in repr(options)
+
+
+def test_a_bind_mount_takes_its_own_words_and_flags_only() -> None:
+    options = parse_options(["bind", "ro,rbind,nodev", "dev"], bind=True)
+    assert options == MountOptions(flags=MountFlag.RDONLY, options=())
+    for entry in ("size=1m", "data=ordered", "move", "rshared"):
+        with pytest.raises(AgentError) as caught:
+            parse_options(["bind", entry], bind=True)
+        assert caught.value.reason is Reason.BAD_FIELD
 
 
 def test_read_only_beats_every_option() -> None:
@@ -106,7 +141,8 @@ def test_read_only_beats_every_option() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["bind", "remount,ro", "loop", "loop=/dev/loop3", "offset=512", "rshared", 'a="b', '"']
+    "entry",
+    ["bind", "remount,ro", "loop", "loop=/dev/loop3", "offset=512", "rshared", 'a="b', '"', "=b"],
 )
 def test_what_a_plain_mount_cannot_do_is_refused(entry: str) -> None:
     with pytest.raises(AgentError) as caught:
@@ -114,11 +150,13 @@ def test_what_a_plain_mount_cannot_do_is_refused(entry: str) -> None:
     assert caught.value.reason is Reason.BAD_FIELD
 
 
-def test_data_of_a_page_and_more_is_refused() -> None:
-    """mount(2) copies one page and cuts the rest in silence."""
-    assert len(parse_options(["x" * 4095]).data) == 4095
-    with pytest.raises(AgentError, match="4096 bytes, the kernel takes 4095"):
-        parse_options(["x" * 4096])
+def test_what_no_call_of_the_kernel_can_take_is_refused() -> None:
+    """Strings of 255 bytes go one by one; with a longer one all must fit in a page."""
+    assert len(parse_options(["size=1m"] * 1000).options) == 1000
+    assert len(parse_options(["k=" + "v" * 4093]).options) == 1
+    with pytest.raises(AgentError, match="options too long: 4096 bytes") as caught:
+        parse_options(["k=" + "v" * 4094])
+    assert caught.value.reason is Reason.BAD_FIELD
     with pytest.raises(AgentError, match="NUL"):
         parse_options(["a\0b"])
 
@@ -131,5 +169,7 @@ def test_any_text_is_options_or_a_typed_refusal(entries: list[str]) -> None:
     except AgentError as error:
         refusal = error.reason
     else:
-        assert parse_options([options.data]).data == options.data
+        again = [f'{one.key}="{one.value}"' if one.value else str(one) for one in options.options]
+        if not any('"' in str(one) for one in options.options):
+            assert parse_options(again).options == options.options
     assert refusal in (None, Reason.BAD_FIELD)

@@ -19,6 +19,7 @@ from innkeeper.shim.hardware import (
     pmem,
     rng,
     scsi,
+    share,
 )
 from innkeeper.shim.hardware.base import (
     Backend,
@@ -57,6 +58,7 @@ KINDS: Mapping[str, Callable[[Any, str, Setting], Hardware]] = {
     "memory": memory.parse,
     "cpus": cpus.parse,
     "host_function": host_function.parse,
+    "share": share.parse,
 }
 """By the field of `Hardware`; each takes its message, the device's id and the VM's setting."""
 

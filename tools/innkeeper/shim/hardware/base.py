@@ -11,13 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from innkeeper.shim.errors import Reason, ShimError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from innkeeper.shim.disks import DiskFile
     from innkeeper.shim.qmp import Monitor, QemuRefusedError
     from innkeeper.v1 import devices_pb2
 
@@ -42,6 +44,8 @@ class Setting:
     """What a kind has to know of its VM."""
 
     vm: str
+    directory: Path = Path()
+    """The VM's own, for sockets."""
     shared_memory: bool = False
     """Another process reads the guest's memory: all of it must be shareable."""
     max_memory: int = 0
@@ -92,6 +96,17 @@ class Backend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Helper:
+    """A program beside QEMU that a device's other half runs in."""
+
+    name: str
+    socket: Path
+    """Where QEMU connects to it."""
+    argv: Callable[[int], tuple[str, ...]]
+    """Its command line; the argument is the descriptor of the socket, which listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """What the guest has to bring online."""
 
@@ -123,6 +138,8 @@ class Hardware(ABC):
     """Why QEMU can't unplug it."""
     not_pluggable: ClassVar[str] = ""
     """Why QEMU can't plug it into a running VM."""
+    not_cold: ClassVar[str] = ""
+    """Why it can't be there from the start."""
     in_turn: ClassVar[bool] = False
     """The guest knows it by a number or by how much came: only one may be on its way."""
     flavour: ClassVar[str] = ""
@@ -148,6 +165,20 @@ class Hardware(ABC):
     @property
     def growth(self) -> Growth:
         return Growth()
+
+    @property
+    def disk_file(self) -> DiskFile | None:
+        """Its content, of a disk."""
+        return None
+
+    @property
+    def share_tag(self) -> str:
+        """What the guest mounts it by; empty for what is no share."""
+        return ""
+
+    def helper(self, names: Names) -> Helper | None:  # noqa: ARG002 - for kinds that do
+        """Started before the backends, ended after them."""
+        return None
 
     def backends(self, names: Names) -> tuple[Backend, ...]:  # noqa: ARG002 - for kinds that do
         """In the order in which they are added."""

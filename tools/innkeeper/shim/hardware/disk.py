@@ -47,6 +47,10 @@ class _Disk(Hardware):
     def source(self) -> str:
         return str(self.file.path)
 
+    @property
+    def disk_file(self) -> DiskFile:
+        return self.file
+
     def backends(self, names: Names) -> tuple[Backend, ...]:
         return (content.backend(self.file, names),)
 

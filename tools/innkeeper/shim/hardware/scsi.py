@@ -74,6 +74,10 @@ class ScsiDisk(Hardware):
         return str(self.file.path)
 
     @property
+    def disk_file(self) -> DiskFile:
+        return self.file
+
+    @property
     def unit(self) -> tuple[int, int]:
         return self.target, self.lun
 

@@ -1,0 +1,78 @@
+"""Huge pages added to the kernel's pool for a storage.
+
+Adding and giving back are `agent.linux.hugepages`: its book knows how far an addition came
+that was cut off, so that a piece is never given back twice nor pages that were never made.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from agent.core.errors import Reason, exhausted, kernel_refused
+from agent.core.fileops import PageShare
+from agent.handlers.storage.pieces import Piece, PieceKind
+
+if TYPE_CHECKING:
+    from agent.core.deadlines import Deadline
+    from agent.core.roots import Roots
+    from agent.handlers.storage.base import Tools
+    from agent.handlers.storage.job import Job
+
+_POOLS = "kernel/mm/hugepages"
+_PREFIX, _SUFFIX = "hugepages-", "kB"
+
+
+def page_sizes(roots: Roots) -> tuple[int, ...]:
+    """Bytes of the pages that this kernel has, the smallest first."""
+    names = [path.name for path in (roots.sys / _POOLS).glob(f"{_PREFIX}*{_SUFFIX}")]
+    return tuple(
+        sorted(int(name.removeprefix(_PREFIX).removesuffix(_SUFFIX)) << 10 for name in names)
+    )
+
+
+def piece(page_size: int, pages: int, storage_id: str) -> Piece:
+    """What a storage adds to the pool."""
+    return Piece(kind=PieceKind.HUGE_PAGES, name=f"{page_size}/{storage_id}", amount=pages)
+
+
+async def allocate(job: Job[object], page_size: int, pages: int) -> None:
+    """Add pages for the storage; raises NO_HUGE_PAGES with none added when there are too few."""
+    made = piece(page_size, pages, job.request.id)
+    share = _share(job.tools, made)
+    try:
+        got = await job.make(
+            made, lambda: job.tools.files.add_huge_pages(share, pages, job.deadline)
+        )
+    except OSError as error:
+        doing = f"add {pages} huge pages of {page_size} bytes"
+        raise kernel_refused(error, doing=doing, reason=Reason.NO_HUGE_PAGES) from error
+    if got < pages:
+        raise exhausted(
+            f"the kernel found only {got} of {pages} huge pages of {page_size} bytes",
+            reason=Reason.NO_HUGE_PAGES,
+            hint="ask for less, give the guest more memory, or set them aside at its boot, "
+            "when memory is not yet in pieces",
+            wanted=pages,
+            got=got,
+            page_size=page_size,
+        )
+
+
+async def take_back(tools: Tools, made: Piece, deadline: Deadline) -> None:
+    try:
+        await tools.files.drop_huge_pages(_share(tools, made), deadline)
+    except OSError as error:
+        # A kernel without such pages has none of ours either.
+        if error.errno != errno.ENOENT:
+            raise
+
+
+def _share(tools: Tools, made: Piece) -> PageShare:
+    size, _, owner = made.name.partition("/")
+    pool = f"{_PREFIX}{int(size) >> 10}{_SUFFIX}"
+    return PageShare(
+        path=str(tools.roots.sys / _POOLS / pool),
+        book=str(tools.roots.huge_pages / f"{pool}.json"),
+        owner=owner,
+    )
