@@ -4,6 +4,8 @@
     python -m tools.testing --tier vm --area devices a part of them
     python -m tools.testing -- -k reconnect          more arguments for pytest
 
+The tier vm runs two of its files at a time: an emulated machine keeps one CPU busy.
+
 A tier is a process of its own: a hung or crashed one doesn't take the others'
 results along, and each starts with no state of another. The reports are in
 build/reports/TIER.xml. Ctrl-C ends the tier that runs, in order, and no other starts.
@@ -36,6 +38,8 @@ AREAS = (
     "workload",
     "templates",
 )
+AT_ONCE = {"vm": 2}
+"""Files of a tier at the same time; the tests of a file share their machine."""
 # Exit statuses of pytest.
 TESTS_FAILED = 1
 NO_TESTS_COLLECTED = 5
@@ -99,10 +103,15 @@ def _run(tier: str, area: str, extra: list[str]) -> Outcome:
     named = any(argument.startswith("tests/") for argument in extra)
     command = [
         *(sys.executable, "-m", "pytest", *([] if named else [f"tests/{tier}"]), "-m", marks),
-        *("--junitxml", str(report), "-o", f"junit_suite_name={tier}", *extra),
+        *("--junitxml", str(report), "-o", f"junit_suite_name={tier}", *_at_once(tier), *extra),
     ]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     return _outcome(tier, 0 if status == NO_TESTS_COLLECTED else status, report)
+
+
+def _at_once(tier: str) -> tuple[str, ...]:
+    count = AT_ONCE.get(tier, 1)
+    return ("-n", str(count), "--dist", "loadfile") if count > 1 else ()
 
 
 def _build_image() -> None:

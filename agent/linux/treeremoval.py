@@ -12,6 +12,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
+from agent.linux.copyframes import shown
 from agent.linux.libc import failure
 from agent.linux.mountcalls import Location
 from agent.linux.openat2 import Resolve, open_resolved
@@ -19,6 +20,9 @@ from agent.linux.placing import parent
 
 TOLD = 8
 """Entries that are named among those which stay."""
+
+LONGEST = 1000
+"""Characters of such a name."""
 
 _WALK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 _HERE = Resolve.NO_SYMLINKS | Resolve.NO_XDEV
@@ -136,7 +140,8 @@ class _Removal:
         if len(self._left) < TOLD:
             mounted = error.errno in (errno.EXDEV, errno.EBUSY)
             why = "something is mounted on it" if mounted else error.strerror
-            self._left.append(f"{self._where(name)}: {why}")
+            # Names are whoever's who made them: no text at all, or as long as the tree is deep.
+            self._left.append(f"{shown(self._where(name))[:LONGEST]}: {why}")
 
     def _where(self, name: str) -> str:
         return "/".join([*(level.name for level in self._levels), name])

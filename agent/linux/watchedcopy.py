@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.linux import mountplaces, treeremoval, watchedtree
+from agent.linux.copyframes import shown
 from agent.linux.libc import failure
 from agent.linux.mountapi import Kernel, MountAttribute
 from agent.linux.mountcalls import Location
@@ -130,7 +131,7 @@ def _refuse_full(look: Look, root: int) -> None:
 
 
 def _told(look: Look, *, changed: bool) -> Refreshed:
-    return Refreshed(changed, len(look.entries), look.left_out[:_TOLD])
+    return Refreshed(changed, len(look.entries), [shown(text) for text in look.left_out[:_TOLD]])
 
 
 def _fill(tree: Source, look: Look, root: int, stamp: str, gid: int | None) -> None:

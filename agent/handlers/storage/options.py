@@ -184,7 +184,9 @@ def _split(entry: str) -> Iterator[str]:
         else:
             word += letter
     if quoted:
-        raise invalid(f"the mount option {entry!r} has a quote that is not closed", field="options")
+        # Not the whole of it: it may be a password.
+        key = word.partition("=")[0]
+        raise invalid(f"the mount option {key!r} has a quote that is not closed", field="options")
     if word:
         yield word
 

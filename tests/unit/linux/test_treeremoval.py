@@ -93,3 +93,35 @@ def test_many_that_stay_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     told = remove(tmp_path)
     assert len(told) == treeremoval.TOLD + 1
     assert told[-1] == "12 more"
+
+
+def test_names_that_are_no_text_are_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is any bytes but NUL and "/"; an answer of the protocol is UTF-8."""
+    tree = os.fsencode(tmp_path / "tree")
+    os.makedirs(tree + b"/" + b"d" * 250 + b"/\xff\n" + b"e" * 200)
+    deep = tree + b"/" + b"d" * 250 + b"/\xff\n" + b"e" * 200
+    (tmp_path / os.fsdecode(deep) / "f").touch()
+
+    def refusing(name: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(1, "Operation not permitted", name)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    (told,) = remove(tmp_path)
+    assert told.isprintable()
+    assert told.startswith(f"tree/{'d' * 250}/\\xff\\n{'e' * 200}/f: ")
+    told.encode()
+
+
+def test_a_deep_name_is_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path.joinpath("tree", *["x" * 100] * 30)
+    deep.mkdir(parents=True)
+    (deep / "f").touch()
+
+    def refusing(name: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(1, "Operation not permitted", name)
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    (told,) = remove(tmp_path)
+    assert len(told) <= treeremoval.LONGEST + len(": Operation not permitted")

@@ -115,6 +115,14 @@ def test_a_comma_inside_quotes_does_not_split() -> None:
     )
 
 
+@pytest.mark.parametrize("entry", ['password="hunter2', 'user=me,password="hunter2', '"hunter2'])
+def test_a_quote_that_is_not_closed_shows_no_value(entry: str) -> None:
+    with pytest.raises(AgentError, match="not closed") as raised:
+        parse_options([entry])
+    assert raised.value.reason is Reason.BAD_FIELD
+    assert ("hunter2" in str(raised.value)) == ("=" not in entry)
+
+
 def test_labels_are_dropped_in_a_guest_without_selinux(caplog: pytest.LogCaptureFixture) -> None:
     for entry in (f'context="{LABEL}"', f"rootcontext={LABEL}"):
         assert parse_options([entry, "noexec"]).options == ()
