@@ -7,6 +7,8 @@ here can hang on the file system in question.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from agent.linux.mounting import MountEntry
 
 SHOWN = 8
+
+LOOKED_AT = 10_000
+"""Links that are read: the agent does nothing else meanwhile, and a container may have a
+million files open."""
 
 
 def holders(roots: Roots, mounts: tuple[MountEntry, ...], point: str) -> list[str]:
@@ -35,23 +41,30 @@ def holders(roots: Roots, mounts: tuple[MountEntry, ...], point: str) -> list[st
 
 
 def _processes(roots: Roots, point: str) -> Iterator[str]:
+    left = LOOKED_AT
     for process in sorted(roots.proc.glob("[0-9]*")):
-        link = next((name for name in _links(process) if _is_inside(name, point)), None)
-        if link is not None:
-            yield f"process {process.name} ({_name(process)}) with {link}"
+        for link in islice(_links(process), left):
+            left -= 1
+            if _is_inside(link, point):
+                yield f"process {process.name} ({_name(process)}) with {link}"
+                break
+        if not left:
+            yield "maybe others: too many files are open to look at them all"
+            return
 
 
 def _links(process: Path) -> Iterator[str]:
-    descriptors = process / "fd"
-    try:
-        names = [process / "cwd", process / "root", process / "exe", *descriptors.iterdir()]
-    except OSError:
-        return
-    for name in names:
+    for name in _names(process):
         try:
-            yield os.fspath(name.readlink())
+            yield os.readlink(name)
         except OSError:
             continue
+
+
+def _names(process: Path) -> Iterator[str]:
+    yield from (f"{process}/{name}" for name in ("cwd", "root", "exe"))
+    with suppress(OSError), os.scandir(process / "fd") as descriptors:
+        yield from (entry.path for entry in descriptors)
 
 
 def _is_inside(path: str, point: str) -> bool:

@@ -92,7 +92,7 @@ def cp(
     PATH is one in the storage or the container, as it sees it: no link leads out. A
     container need not run. As with `docker cp`: what goes to a directory that is there
     goes into it, by its own name; SRC/. is what is in a directory; links are copied as
-    links. Modes and times are kept. Each file is there whole, or what was there before
+    links, and a file with several names once for each. Modes and times are kept. Each file is there whole, or what was there before
     still is. Missing directories are made in a VM, not here.
 
     \b
@@ -127,6 +127,11 @@ def parse_end(text: str) -> End:
         )
     if not text:
         raise typer.BadParameter("an empty path")
+    if text == "-":
+        raise typer.BadParameter(
+            "-: streams are not copied, files are (a file of that name is ./-); for a stream:"
+            " tar c DIR | innkeeper exec VM CONTAINER -- tar x -C /PATH"
+        )
     if _LOOKS_REMOTE.match(text) and not os.path.lexists(text):
         raise typer.BadParameter(f"{text}: write {_SYNTAX}; a local path with ':' as ./{text}")
     return Local(path=Path(text), text=text)

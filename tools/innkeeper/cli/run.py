@@ -58,6 +58,8 @@ class RunRequest:
     """Those that are in the VM already."""
     devices: tuple[GrantOption, ...] = ()
     rootfs: Path | None = None
+    image: str = ""
+    """Of a root that is an OCI layout with several: its name."""
     keep: bool = False
     vm: str = ""
     container: str = CONTAINER
@@ -161,6 +163,7 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
         shares_9p=tuple(options.parse_9p(text) for text in share_9p or []),
         cold=parse_cold(cold or []),
     )
+    root, image = oci.split(rootfs)
     request = RunRequest(
         spec=None if vm else options.vm_spec(spec),
         process=process,
@@ -168,7 +171,8 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
         shares=tuple(options.parse_share(text) for text in share or []),
         storages=tuple(options.parse_mount("--storage", text) for text in storage or []),
         devices=tuple(options.parse_grant(text) for text in device or []),
-        rootfs=options.existing_file(rootfs) if rootfs else None,
+        rootfs=options.existing_file(str(root)) if rootfs else None,
+        image=image,
         keep=keep,
         vm=vm,
         container=fresh if vm else CONTAINER,
@@ -224,6 +228,8 @@ def check_files(request: RunRequest) -> None:
     """What can be known to fail before there is a VM. Raises ShimError, DiskError, CliError."""
     if request.rootfs is not None:
         guest_disk.check_source(request.rootfs)
+        if oci.is_layout(request.rootfs):
+            oci.Layout(request.rootfs, request.image)
     seen: list[DiskOption] = []
     for disk in request.disks:
         DiskFile.check(str(disk.file), disk.format, read_only=disk.read_only)
@@ -283,7 +289,7 @@ async def _plug_all(guest: Guest, request: RunRequest, show: Callable[[str], Non
     name = guest.vm.name
     if request.rootfs is not None:
         show(f"{name}: making a disk from {request.rootfs}")
-        await _plug_root(guest, request.root_disk, request.rootfs)
+        await _plug_root(guest, request.root_disk, request.rootfs, request.image)
     for storage_id, disk in request.named_disks.items():
         show(f"{name}: plugging in {disk.file}")
         await guest.plug(storage_id, disk)
@@ -293,12 +299,12 @@ async def _plug_all(guest: Guest, request: RunRequest, show: Callable[[str], Non
         await guest.share(storage_id, share)
 
 
-async def _plug_root(guest: Guest, storage_id: str, source: Path) -> None:
+async def _plug_root(guest: Guest, storage_id: str, source: Path, image: str) -> None:
     """The image file is nameless once QEMU has it open, so nothing has to clean it up."""
     with tempfile.TemporaryDirectory(prefix="innkeeper-", dir=_large_temporary()) as folder:
         target = Path(folder, "root.img")
         if oci.is_layout(source):
-            await asyncio.to_thread(_copy_of_image, source, target)
+            await asyncio.to_thread(_copy_of_image, source, image, target)
         else:
             await asyncio.to_thread(_fill, source, target)
         disk = DiskOption(file=target, mount="/")
@@ -306,9 +312,10 @@ async def _plug_root(guest: Guest, storage_id: str, source: Path) -> None:
     await guest.mount(storage_id, disk)
 
 
-def _copy_of_image(layout: Path, target: Path) -> None:
+def _copy_of_image(layout: Path, image: str, target: Path) -> None:
     """Made once; each container writes to a copy of its own."""
-    copy(made_of(str(layout), "ext4", writable=True), target)
+    text = f"{layout}:{image}" if image else str(layout)
+    copy(made_of(text, "ext4", writable=True), target)
 
 
 def _fill(source: Path, target: Path) -> None:

@@ -43,10 +43,20 @@ def _block(storage: storages_pb2.Storage, words: Words) -> None:
     block.fs_type = words.get("fs_type", "ext4")
     block.format_if_empty = words.get("format_", False)
     _partition(block, words.get("partition", ""))
-    if words.get("verity"):
+    if _is_asked(words, "verity", _VERITY):
         block.verity.CopyFrom(_verity(words))
-    if words.get("key_file"):
+    if _is_asked(words, "key_file", _CRYPT):
         block.crypt.CopyFrom(_crypt(words))
+
+
+def _is_asked(words: Words, first: str, more: frozenset[str]) -> bool:
+    """Whether the option that the others belong to is there. Raises typer.BadParameter for
+    those without it: nobody should read unproved what was to be proved."""
+    if words.get(first):
+        return True
+    if lonely := sorted(as_option(name) for name in more & words.keys()):
+        raise typer.BadParameter(f"{', '.join(lonely)}: means nothing without {as_option(first)}")
+    return False
 
 
 def _partition(block: storages_pb2.BlockSource, text: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from innkeeper.cli import options, output, refusals, storages
+from innkeeper.cli.errors import OUR_FAILURE, explain
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import find_vm
 
@@ -86,7 +87,7 @@ def attach(  # noqa: PLR0913 - typer makes each parameter an option
     pmem: Annotated[str, _source("--pmem", "ID", "Attached persistent memory.")] = "",
     *,
     local: Annotated[
-        bool, typer.Option("--local", help="A directory made for it.", rich_help_panel="Sources")
+        bool, typer.Option("--local", help="A directory made for it: in memory, or --in.", rich_help_panel="Sources")
     ] = False,
     fs_type: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="File system of a disk.")
@@ -143,7 +144,7 @@ def attach(  # noqa: PLR0913 - typer makes each parameter an option
         str, typer.Option("--in", metavar="ID", help="The storage that --local lies in.")
     ] = "",
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Between looks of --watch.")
+        float, typer.Option(metavar="SECONDS", help="Between looks of --watch; 0 means 2.")
     ] = 0,
     only_refresh: Annotated[
         bool, typer.Option("--only-refresh", help="--watch looks only at `storage refresh`.")
@@ -256,12 +257,16 @@ def stats(
       innkeeper storage stats web data --json
     """
     with refusals.told():
-        found = wait_for(storages.stats(find_vm(vm), storage_id))
+        told = wait_for(storages.stats(find_vm(vm), storage_id))
     if json:
-        output.say_json([{"id": name} | storages.figures(told) for name, told in found])
+        output.say_json([{"id": name} | storages.figures(each) for name, each in told.figures])
     else:
-        rows = [storages.stats_row(name, told) for name, told in found]
+        rows = [storages.stats_row(name, each) for name, each in told.figures]
         output.table(storages.STATS_COLUMNS, rows)
+    for name, error in told.refused:
+        output.fail(f"storage {name}: {explain(error)}")
+    if told.refused:
+        raise typer.Exit(OUR_FAILURE)
 
 
 @app.command()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import typer
 from google.protobuf import json_format
 
@@ -20,7 +22,7 @@ from innkeeper.shim.hardware.share import LONGEST_TAG
 from innkeeper.v1 import host_pb2, storages_pb2, storages_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from innkeeper.cli.sources import Words
     from innkeeper.shim.client import Vm
@@ -41,13 +43,21 @@ class Wanted:
     device_id: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the guest says of each storage: figures, or why there are none."""
+
+    figures: list[tuple[str, storages_pb2.StorageStatsResponse]] = field(default_factory=list)
+    refused: list[tuple[str, grpc.RpcError]] = field(default_factory=list)
+
+
 def wanted(storage_id: str, words: Words) -> Wanted:
     """What the options of `storage attach` ask for. Raises typer.BadParameter."""
     storage = sources.storage_of(storage_id, words)
     match sources.kind_of(words):
         case "disk":
-            file = str(existing_file(words["disk"]))
-            return disk_of(storage, file, words.get("disk_format", "raw"))
+            file = _image_file(words["disk"])
+            return disk_of(storage, str(file), words.get("disk_format", "raw"))
         case "from_":
             # It is kept for others too, which read it at the same time.
             storage.read_only = True
@@ -58,6 +68,16 @@ def wanted(storage_id: str, words: Words) -> Wanted:
             return share_of(storage, words["share"])
         case _:
             return Wanted(storage=storage)
+
+
+def _image_file(text: str) -> Path:
+    """Raises typer.BadParameter. None is made here: a name that is mistyped would be a
+    new disk, and the data would seem lost."""
+    if not Path(text).exists():
+        raise typer.BadParameter(
+            f"{text}: no such file; a new one is made with: truncate -s 1G {text}"
+        )
+    return existing_file(text)
 
 
 def disk_of(storage: storages_pb2.Storage, file: str, format_: str = "raw") -> Wanted:
@@ -104,7 +124,15 @@ async def attach(vm: Vm, wanted: Wanted) -> storages_pb2.AttachedStorage:
 async def _plug(vm: Vm, wanted: Wanted) -> None:
     function = host_pb2.PlugFunction(id=wanted.device_id, hardware=wanted.hardware)
     timeout = wanted.storage.timeout_seconds
-    await vm.plug(host_pb2.PlugRequest(functions=[function], timeout_seconds=timeout))
+    try:
+        await vm.plug(host_pb2.PlugRequest(functions=[function], timeout_seconds=timeout))
+    except ShimError as error:
+        if error.reason is Reason.ID_IN_USE and not error.hint:
+            error.hint = (
+                f"innkeeper storage list {vm.name} shows what is mounted; a device that was left"
+                f" goes with: innkeeper device detach {vm.name} {wanted.device_id}"
+            )
+        raise
 
 
 async def _unplug(vm: Vm, device_id: str) -> None:
@@ -125,16 +153,20 @@ async def detach(
     plugged = {each.id for each in await vm.plugged()} if unplug else set()
     for device_id in (storage_id + ending for ending in _OWN):
         if device_id in plugged:
-            await _unplug_if_it_goes(vm, device_id)
+            await _unplug_if_it_goes(vm, storage_id, device_id)
     return done
 
 
-async def _unplug_if_it_goes(vm: Vm, device_id: str) -> None:
+async def _unplug_if_it_goes(vm: Vm, storage_id: str, device_id: str) -> None:
     """A share whose server has ended may have to stay, and the storage is gone all the same."""
     try:
         await vm.unplug(device_id)
     except ShimError as error:
         if error.reason is not Reason.NOT_REMOVABLE:
+            output.warn(
+                f"{storage_id}: is detached, and {device_id}, which was plugged in for it, is not;"
+                f" later: innkeeper device detach {vm.name} {device_id}"
+            )
             raise
         output.warn(f"{device_id}: stays plugged in: {error.message}")
 
@@ -144,16 +176,25 @@ async def all_of(vm: Vm) -> Sequence[storages_pb2.AttachedStorage]:
         return (await stub.List(storages_pb2.ListStoragesRequest())).storages
 
 
-async def stats(vm: Vm, storage_id: str) -> list[tuple[str, storages_pb2.StorageStatsResponse]]:
-    """Of one, or of all; they are asked at once, as one that hangs takes its time."""
+async def stats(vm: Vm, storage_id: str) -> Told:
+    """Of one, or of all; they are asked at once, as one that hangs takes its time.
+    Raises what the guest says of the one that was named."""
     async with _stub(vm) as stub:
         names = [storage_id]
         if not storage_id:
             found = await stub.List(storages_pb2.ListStoragesRequest())
             names = [each.storage.id for each in found.storages]
         requests = [storages_pb2.StorageStatsRequest(id=name) for name in names]
-        told = await asyncio.gather(*(stub.Stats(request) for request in requests))
-    return list(zip(names, told, strict=True))
+        answers = await asyncio.gather(*map(stub.Stats, requests), return_exceptions=bool(names[1:]))
+    told = Told()
+    for name, answer in zip(names, answers, strict=True):
+        if isinstance(answer, storages_pb2.StorageStatsResponse):
+            told.figures.append((name, answer))
+        elif isinstance(answer, grpc.RpcError):
+            told.refused.append((name, answer))
+        else:
+            raise answer
+    return told
 
 
 async def resize(vm: Vm, storage_id: str, size: int) -> storages_pb2.ResizeStorageResponse:
@@ -161,14 +202,39 @@ async def resize(vm: Vm, storage_id: str, size: int) -> storages_pb2.ResizeStora
     async with _stub(vm) as stub:
         found = await stub.Get(storages_pb2.GetStorageRequest(id=storage_id))
         device_id = found.storage.block.device_id
+        grown = ""
         if device_id and device_id in {each.id for each in await vm.plugged()}:
+            _check_thawed(vm, found)
             await _resize_disk(vm, device_id, size)
+            grown = device_id if size else ""
         elif size:
             raise CliError(
                 f"{storage_id}: is on no disk that was plugged into {vm.name} from here",
                 hint="make its device larger, and leave the size out",
             )
-        return await stub.Resize(storages_pb2.ResizeStorageRequest(id=storage_id))
+        with _says_what_grew(grown, size):
+            return await stub.Resize(storages_pb2.ResizeStorageRequest(id=storage_id))
+
+
+def _check_thawed(vm: Vm, found: storages_pb2.AttachedStorage) -> None:
+    """Before its disk grows, which can't be taken back."""
+    if found.frozen:
+        raise CliError(
+            f"storage {found.storage.id} is frozen, and nothing was changed",
+            hint=f"thaw it first: innkeeper storage thaw {vm.name} {found.storage.id}",
+        )
+
+
+@contextlib.contextmanager
+def _says_what_grew(device_id: str, size: int) -> Iterator[None]:
+    """A disk does not shrink again when the file system on it can't follow."""
+    try:
+        yield
+    except grpc.RpcError:
+        if device_id:
+            told = output.size(size)
+            output.warn(f"{device_id}: the disk has {told} now, its file system is as before")
+        raise
 
 
 async def _resize_disk(vm: Vm, device_id: str, size: int) -> None:
@@ -205,7 +271,9 @@ def say_attached(attached: storages_pb2.AttachedStorage, *, as_json: bool) -> No
     if as_json:
         output.say_json(as_dict(attached))
         return
-    of = " of ".join(text for text in (attached.fs_type, attached.source) if text)
+    # The kernel's own file systems are their own source: "tmpfs".
+    names = dict.fromkeys((attached.fs_type, attached.source))
+    of = " of ".join(name for name in names if name)
     output.say(f"{attached.storage.id}: mounted at {attached.mount_point} ({of})")
 
 
@@ -214,10 +282,34 @@ def row(attached: storages_pb2.AttachedStorage) -> list[str]:
     states = ("read-only" * attached.storage.read_only, "frozen" * attached.frozen)
     users = (*attached.users, *attached.used_by)
     cells = (
-        *(attached.storage.id, attached.fs_type, attached.source, attached.mount_point),
+        *(attached.storage.id, attached.fs_type, _source(attached), attached.mount_point),
         *(", ".join(state for state in states if state), " ".join(users)),
     )
     return [cell or "-" for cell in cells]
+
+
+def _source(attached: storages_pb2.AttachedStorage) -> str:
+    """What it was asked for, where the kernel only knows "tmpfs" or "overlay"."""
+    storage = attached.storage
+    match storage.WhichOneof("source"):
+        case "bind":
+            return f"bind {storage.bind.path or _directory(storage.bind.directory)}"
+        case "watched":
+            return f"watch {storage.watched.path or _directory(storage.watched.directory)}"
+        case "overlay":
+            layers = [*map(_directory, storage.overlay.lower)]
+            upper = storage.overlay.upper
+            return ",".join([_directory(upper) if upper.storage_id else "", *layers]).strip(",")
+        case "local":
+            return "local"
+        case "block":
+            return f"{attached.source} ({storage.block.device_id})".removesuffix(" ()")
+        case _:
+            return attached.source
+
+
+def _directory(directory: storages_pb2.StorageDirectory) -> str:
+    return f"{directory.storage_id}:{directory.path}".removesuffix(":")
 
 
 def stats_row(storage_id: str, told: storages_pb2.StorageStatsResponse) -> list[str]:

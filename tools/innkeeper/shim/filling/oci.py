@@ -21,7 +21,7 @@ from innkeeper.shim.guest_disk import DiskError
 
 if TYPE_CHECKING:
     import tarfile
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import ExitStack
 
     Descriptor = dict[str, Any]
@@ -42,6 +42,14 @@ _LARGEST_JSON = 16 << 20
 
 def is_layout(path: Path) -> bool:
     return (path / "oci-layout").is_file() and (path / "index.json").is_file()
+
+
+def split(text: str) -> tuple[Path, str]:
+    """A path, and the image's name in LAYOUT:NAME, which is empty for any other path."""
+    layout, _, name = text.rpartition(":")
+    if not Path(text).exists() and layout and is_layout(Path(layout)):
+        return Path(layout).absolute(), name
+    return Path(text).absolute(), ""
 
 
 class Layout:
@@ -82,9 +90,14 @@ class Layout:
         fitting = [each for each in found if _platform(each) in (None, _PLATFORM)]
         if len(fitting) == 1:
             return dict(fitting[0])
-        names = sorted({each.get("annotations", {}).get(_NAME, "") for each in found} - {""})
-        which = f"; images: {', '.join(names)}; write {self._root}:NAME" if names else ""
+        which = self._names(found or self._manifests(index, depth=3))
+        if name and not found:
+            raise DiskError(f"{self._root}: holds no image with the name {name!r}{which}")
         raise DiskError(f"{self._root}: holds {len(fitting)} images for linux/amd64{which}")
+
+    def _names(self, manifests: Iterable[Descriptor]) -> str:
+        names = sorted({each.get("annotations", {}).get(_NAME, "") for each in manifests} - {""})
+        return f"; images: {', '.join(names)}; write {self._root}:NAME" if names else ""
 
     def _manifests(self, index: Descriptor, depth: int) -> Iterator[Descriptor]:
         """Nested indexes pass their own name on."""
