@@ -296,7 +296,9 @@ class _Worker:
 
     async def begin(self, words: dict[str, Any]) -> None:
         """Say what to do; returns when it has opened the root. Raises OPERATION_TIMED_OUT."""
-        await self.send(Kind.START, json.dumps(words).encode())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            # One that has died already is told of by what it does not answer.
+            await self.send(Kind.START, json.dumps(words).encode())
         # A process that starts may take its time when a machine has much to do.
         kind, _ = await self.patiently(self.next(), within=max(self._patience, PATIENCE))
         if kind is not Kind.OPENED:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.core import commands
 from agent.core.errors import AgentError, Code, Reason, exhausted, timed_out
+from agent.core.workerslots import WorkerSlots
 from agent.linux import parcels
 from agent.linux.devicemapper import MappingStatus, MappingTable
 from agent.linux.mountcalls import (
@@ -31,8 +32,10 @@ from agent.linux.mountcalls import (
     MountCall,
     MountOption,
     OverlayMount,
+    from_message,
     to_message,
 )
+from agent.linux.mounting import UnmountFlag
 from agent.linux.mounttargets import ContainerMount
 from agent.linux.watchedcopy import Refreshed
 
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
     from agent.linux.fdpass import Message
     from agent.linux.fsctl import Grown
-    from agent.linux.mounting import UnmountFlag
 
 __all__ = [
     "BindMount",
@@ -65,7 +67,12 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-WORKER_LIMIT = 8
+_SILENT = "the device or the server behind it does not answer"
+
+WORKER_LIMIT = 10
+
+OBJECT_LIMIT = 3
+"""Workers in calls on the same thing: a storage's root, a mount point, a disk."""
 
 _CODE = Path(__file__).resolve().parents[2]
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import agent.linux.fsworker as w; w.main()"
@@ -123,18 +130,30 @@ def holder(where: Location) -> str:
     return str(where) if where.root == "/" else where.root
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """A call; `objects` are what it works on, the one that errors name first."""
+
+    call: str
+    objects: tuple[str, ...]
+    urgent: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.call} of {self.objects[0]}"
+
+
 class FileWorkers:
     """Runs file-system calls in worker processes.
 
     Every call raises the kernel's refusal as OSError (errno, call, object),
-    OPERATION_TIMED_OUT at its deadline, LIMIT_REACHED when all workers are stuck.
+    OPERATION_TIMED_OUT at its deadline, also when OBJECT_LIMIT earlier calls on the same
+    thing are still in the kernel, LIMIT_REACHED when all workers are stuck.
     """
 
     def __init__(self, *, argv: Sequence[str] = WORKER_ARGV, limit: int = WORKER_LIMIT) -> None:
         self._argv = tuple(argv)
-        self._limit = limit
         # Counts workers in a call and workers given up, not the idle one.
-        self._slots = asyncio.Semaphore(limit)
+        self._slots = WorkerSlots(limit, each=OBJECT_LIMIT)
         self._idle: _Worker | None = None
         self._warming: asyncio.Task[None] | None = None
         self._ending: dict[asyncio.Task[None], str] = {}
@@ -196,7 +215,7 @@ class FileWorkers:
     ) -> None:
         """What a container's mounts go to in `root`; refusals: linux/mounttargets.py."""
         plans = [asdict(mount) for mount in mounts]
-        await self._run("make_targets", root, deadline, path=root, mounts=plans)
+        await self._run("make_targets", root, deadline, root=root, mounts=plans)
 
     async def read_text(self, path: Path, deadline: Deadline) -> str:
         return str(await self._run("read_text", str(path), deadline, path=str(path)))
@@ -251,6 +270,14 @@ class FileWorkers:
             )
         )
 
+    async def clear_disk(
+        self, path: str, size: int, unless: Mapping[int, bytes], deadline: Deadline
+    ) -> None:
+        """Zeros for a block device's first bytes; OSError EBUSY while it is in use, EEXIST
+        where one of `unless` is there (by offsets)."""
+        texts = [(at, data.hex()) for at, data in unless.items()]
+        await self._run("clear_disk", path, deadline, path=path, size=size, unless=texts)
+
     async def device_users(
         self, question: Mapping[str, Any], deadline: Deadline
     ) -> list[dict[str, Any]]:
@@ -292,7 +319,7 @@ class FileWorkers:
 
     async def kind_of(self, where: Location, deadline: Deadline) -> FileKind:
         """OSError ENOENT for what is not there, ELOOP where links are refused."""
-        found = await self._run("kind_of", where.root, deadline, location=asdict(where))
+        found = await self._run("kind_of", holder(where), deadline, location=asdict(where))
         return FileKind(**found)
 
     async def make_directory(
@@ -300,15 +327,17 @@ class FileWorkers:
     ) -> None:
         """One directory, with just these permission bits; OSError EEXIST."""
         location = asdict(where)
-        await self._run("make_directory", where.root, deadline, location=location, mode=mode)
+        await self._run("make_directory", holder(where), deadline, location=location, mode=mode)
 
     async def remove_directory(self, where: Location, deadline: Deadline) -> None:
         """One empty directory; OSError ENOENT, ENOTEMPTY."""
-        await self._run("remove_directory", where.root, deadline, location=asdict(where))
+        await self._run("remove_directory", holder(where), deadline, location=asdict(where))
 
     async def remove_tree(self, where: Location, deadline: Deadline) -> tuple[str, ...]:
         """What of it stays and why, see `agent.linux.treeremoval`."""
-        return tuple(await self._run("remove_tree", where.root, deadline, location=asdict(where)))
+        return tuple(
+            await self._run("remove_tree", holder(where), deadline, location=asdict(where))
+        )
 
     async def add_huge_pages(self, share: PageShare, pages: int, deadline: Deadline) -> int:
         """How many could be had; less than asked for: none were added."""
@@ -336,27 +365,29 @@ class FileWorkers:
         return not pending
 
     async def _run(self, call: str, obj: str, deadline: Deadline, **arguments: object) -> Any:
-        worker = await self._take(call, obj, deadline)
+        task = _task(call, obj, arguments)
+        worker = await self._take(task, deadline)
         try:
             async with deadline.limit():
-                answer = await worker.ask({"call": call, "arguments": arguments})
+                answer = await worker.ask({"call": task.call, "arguments": arguments})
         except TimeoutError:
-            self._give_up(worker, call, obj)
-            raise _late(call, obj) from None
+            self._give_up(worker, task)
+            raise _late(task) from None
         except BaseException:
-            self._give_up(worker, call, obj)
+            self._give_up(worker, task)
             raise
-        self._give_back(worker)
+        self._slots.give_back(task.objects)
+        self._keep(worker)
         if "errno" in answer:
             raise _refusal(answer)
         return answer["ok"]
 
-    async def _take(self, call: str, obj: str, deadline: Deadline) -> _Worker:
+    async def _take(self, task: _Task, deadline: Deadline) -> _Worker:
         try:
-            async with deadline.limit():
-                await self._slots.acquire()
+            await self._slots.take(task.objects, deadline, urgent=task.urgent)
         except TimeoutError:
-            raise self._all_stuck(call, obj) from None
+            crowded = self._slots.crowded(task.objects)
+            raise (_crowded(task, crowded) if crowded else self._all_stuck(task)) from None
         worker, self._idle = self._idle, None
         if worker is not None and worker.alive:
             return worker
@@ -365,12 +396,8 @@ class FileWorkers:
         try:
             return await _Worker.start(self._argv)
         except BaseException:
-            self._slots.release()
+            self._slots.give_back(task.objects)
             raise
-
-    def _give_back(self, worker: _Worker) -> None:
-        self._slots.release()
-        self._keep(worker)
 
     def _keep(self, worker: _Worker) -> None:
         if self._idle is None:
@@ -378,11 +405,11 @@ class FileWorkers:
         else:
             self._retire(worker, "closing")
 
-    def _give_up(self, worker: _Worker, call: str, obj: str) -> None:
-        log.warning("%s of %s given up; its worker %d is killed", call, obj, worker.pid)
+    def _give_up(self, worker: _Worker, task: _Task) -> None:
+        log.warning("%s given up; its worker %d is killed", task, worker.pid)
         worker.kill()
-        task = self._retire(worker, obj)
-        task.add_done_callback(lambda _: self._slots.release())
+        ending = self._retire(worker, task.objects[0])
+        ending.add_done_callback(lambda _: self._slots.give_back(task.objects))
         if self._warming is None or self._warming.done():
             self._warming = asyncio.get_running_loop().create_task(self._warm_up())
 
@@ -400,14 +427,14 @@ class FileWorkers:
         task.add_done_callback(self._ending.pop)
         return task
 
-    def _all_stuck(self, call: str, obj: str) -> AgentError:
+    def _all_stuck(self, task: _Task) -> AgentError:
         stuck = sorted({what for what in self._ending.values() if what != "closing"})
         return exhausted(
-            f"{call} of {obj}: all {self._limit} file-system workers are busy; "
+            f"{task}: all {self._slots.limit} file-system workers are busy; "
             f"calls given up but still in the kernel: {', '.join(stuck) or 'none'}",
             reason=Reason.LIMIT_REACHED,
-            object=obj,
-            limit=self._limit,
+            object=task.objects[0],
+            limit=self._slots.limit,
         )
 
 
@@ -482,10 +509,43 @@ def _refusal(answer: Message) -> OSError:
     return OSError(number, f"{answer['call']}: {os.strerror(number)}", obj)
 
 
-def _late(call: str, obj: str) -> AgentError:
+def _late(task: _Task) -> AgentError:
     return timed_out(
-        f"{call} of {obj} did not come back from the kernel in time and was given up",
-        hint="the device or the server behind it does not answer",
-        call=call,
-        object=obj,
+        f"{task} did not come back from the kernel in time and was given up",
+        hint=_SILENT,
+        call=task.call,
+        object=task.objects[0],
     )
+
+
+def _crowded(task: _Task, crowded: str) -> AgentError:
+    return timed_out(
+        f"{task}: {OBJECT_LIMIT} earlier calls on {crowded} have not come back from the kernel",
+        hint=_SILENT,
+        call=task.call,
+        object=crowded,
+    )
+
+
+def _task(call: str, obj: str, arguments: dict[str, Any]) -> _Task:
+    match call:
+        case "mount":
+            return _Task(call=call, objects=(obj, *_sources(from_message(arguments["plan"]))))
+        case "unmount":
+            # Taking it off the tree asks nothing of a server that hangs.
+            urgent = bool(arguments["flags"] & UnmountFlag.DETACH)
+            return _Task(call=call, objects=(obj,), urgent=urgent)
+        case _:
+            return _Task(call=call, objects=(obj,))
+
+
+def _sources(call: MountCall) -> frozenset[str]:
+    """What a mount touches besides its target; a file system's source that is only a name is
+    nobody's."""
+    match call:
+        case BindMount(source=source):
+            return frozenset([holder(source)])
+        case OverlayMount(lowers=lowers, upper=upper, work=work):
+            return frozenset(holder(each) for each in (*lowers, upper, work) if each is not None)
+        case FsMount(source=source):
+            return frozenset([source] if "/" in source else [])

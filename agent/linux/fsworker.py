@@ -15,6 +15,7 @@ A mount that was refused adds "text" (which call said no) and "log" (why).
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import socket
@@ -23,26 +24,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.linux import (
-    devicemapper,
-    fsctl,
-    fsgroup,
-    fstypes,
-    hugepages,
-    mounting,
-    mountmaking,
-    mountplaces,
-    mounttargets,
-    parcels,
-    pidfd,
-    placing,
-    pseudo,
-    rawdisk,
-    resolver,
-    treeremoval,
-    users,
-    watchedcopy,
-)
+from agent.linux import mounting, mountmaking, mountplaces, parcels, pidfd, pseudo
 from agent.linux.libc import failure
 from agent.linux.mountcalls import FileRefusal, Location, from_message
 
@@ -53,6 +35,9 @@ if TYPE_CHECKING:
 
 # struct ucred of unix(7): pid, uid, gid.
 _UCRED = struct.Struct("3i")
+
+# Python takes the kernel's unsigned 64 bits for signed ones.
+_ALL_ONES = (1 << 64) - 1
 
 
 def main() -> None:
@@ -86,7 +71,7 @@ def answer(request: Message) -> Message:
     """Make the call that a request asks for."""
     name, arguments = request["call"], request["arguments"]
     try:
-        return {"ok": CALLS[name](**arguments)}
+        return {"ok": _function(name)(**arguments)}
     except FileRefusal as refusal:
         return {
             "errno": refusal.errno or errno.EIO,
@@ -115,12 +100,16 @@ def unmount(*, target: str, flags: int) -> None:
 def statfs(*, path: str) -> dict[str, int]:
     """Sizes of the file system that holds `path`, in bytes and in files."""
     found = os.statvfs(path)
+    files, free = found.f_files & _ALL_ONES, found.f_ffree & _ALL_ONES
+    if files == _ALL_ONES:
+        # "No limit" (fs/erofs/super.c): those that are there are all.
+        files, free = files - free, 0
     return {
         "size": found.f_blocks * found.f_frsize,
         "free": found.f_bfree * found.f_frsize,
         "available": found.f_bavail * found.f_frsize,
-        "files": found.f_files,
-        "files_free": found.f_ffree,
+        "files": files,
+        "files_free": free,
     }
 
 
@@ -175,10 +164,6 @@ def check_regular_file(*, path: str) -> None:
         os.close(fd)
 
 
-def make_targets(*, path: str, mounts: list[dict[str, Any]]) -> None:
-    mounttargets.make_targets(path, mounts)
-
-
 def read_text(*, path: str) -> str:
     """A pseudo file whose text the driver asks its hardware for."""
     return pseudo.read_text(path)
@@ -202,30 +187,39 @@ CALLS: dict[str, Callable[..., Any]] = {
         check_directory,
         check_empty_directory,
         check_regular_file,
-        make_targets,
         read_text,
         write_text,
-        users.device_users,
-        fsctl.trim,
-        fsctl.freeze,
-        fsctl.thaw,
-        fsctl.grow,
-        fsgroup.apply_fs_group,
-        devicemapper.create_mapping,
-        devicemapper.load_mapping,
-        devicemapper.resume_mapping,
-        devicemapper.mapping_status,
-        devicemapper.remove_mapping,
-        rawdisk.read_disk,
-        rawdisk.written_sector,
-        placing.kind_of,
-        placing.make_directory,
-        placing.remove_directory,
-        treeremoval.remove_tree,
-        hugepages.add_huge_pages,
-        hugepages.drop_huge_pages,
-        watchedcopy.refresh_copy,
-        fstypes.know_fs_type,
-        resolver.resolve,
     )
 }
+
+# Loaded at the first call: a worker is started for each of several calls at once, and most
+# never make these.
+_MODULES: dict[str, tuple[str, ...]] = {
+    "devicemapper": (
+        "create_mapping",
+        "load_mapping",
+        "resume_mapping",
+        "mapping_status",
+        "remove_mapping",
+    ),
+    "fsctl": ("trim", "freeze", "thaw", "grow"),
+    "fsgroup": ("apply_fs_group",),
+    "fstypes": ("know_fs_type",),
+    "hugepages": ("add_huge_pages", "drop_huge_pages"),
+    "mounttargets": ("make_targets",),
+    "placing": ("kind_of", "make_directory", "remove_directory"),
+    "rawdisk": ("read_disk", "written_sector", "clear_disk"),
+    "resolver": ("resolve",),
+    "treeremoval": ("remove_tree",),
+    "users": ("device_users",),
+    "watchedcopy": ("refresh_copy",),
+}
+
+
+def _function(name: str) -> Callable[..., Any]:
+    found = CALLS.get(name)
+    if found is None:
+        module = next(module for module, names in _MODULES.items() if name in names)
+        found = getattr(importlib.import_module(f"agent.linux.{module}"), name)
+        CALLS[name] = found
+    return found

@@ -10,7 +10,7 @@
 | `reaper`, `journal` | every exit is recorded before it is reaped |
 | `services`, `spawn`, `launch` | children of ours, and how they are kept running |
 | `store`, `requests`, `server` | the socket: descriptors, journal, power |
-| `shutdown` | the way down, each step with a bound |
+| `shutdown`, `leaving` | the way down, each step with a bound; what becomes of the mounts |
 
 Standard library and `agent.linux` only, and few imports: under emulation each
 costs. Values are NamedTuples because the import of `dataclasses` alone takes

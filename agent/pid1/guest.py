@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.linux import cmdline, power, pseudo
 from agent.linux.loopback import raise_loopback
-from agent.pid1 import cgroups, entropy, hostname, modules, mounts
+from agent.pid1 import cgroups, entropy, hostname, leaving, modules, mounts
 from agent.pid1.layout import Layout, PowerAction, Role, ServiceSpec, Step
 from agent.pid1.services import read_specs
 
@@ -23,6 +23,9 @@ _CGROUP = "/sys/fs/cgroup"
 _MODPROBE = "/usr/sbin/modprobe"
 _BUSYBOX = "/usr/bin/busybox"
 _LAUNCH = ("/usr/bin/python3", "-IS", f"{_CODE}/run")
+# Read-only first: a process that hangs elsewhere keeps its own view of the mounts,
+# and with it the file system, which would not be clean otherwise.
+_UNMOUNT = f'{_BUSYBOX} mount -o remount,ro "$1" 2>/dev/null; exec {_BUSYBOX} umount -r "$1"'
 _SPOOL_SIZE = 64 << 20
 # For all of them; under emulation one with firmware takes its time.
 _MODULES_WITHIN = 30.0
@@ -131,10 +134,10 @@ def layout(console: Console) -> Layout:
         cgroup=_CGROUP,
         steps=GuestBoot(console).steps(),
         services=_services,
-        sync=(_BUSYBOX, "sync"),
-        # -r: what is still in use becomes at least read-only.
-        unmount=(_BUSYBOX, "umount", "-r"),
-        mount_points=lambda: mounts.to_unmount(pseudo.read_text("/proc/self/mountinfo")),
+        sync=(_BUSYBOX, "sync", "-f"),
+        unmount=(_BUSYBOX, "sh", "-c", _UNMOUNT, "unmount"),
+        detach=(_BUSYBOX, "umount", "-l"),
+        leaving=lambda: leaving.plan(pseudo.read_text("/proc/self/mountinfo")),
         end=_end,
     )
 

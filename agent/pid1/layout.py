@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.pid1.console import Voice
+    from agent.pid1.leaving import Leaving
 
 
 class PowerAction(StrEnum):
@@ -48,23 +49,31 @@ class ServiceSpec(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Seconds that a step of the shutdown may take before the next one begins."""
+    """Seconds that a step of the shutdown may take before the next one begins.
+
+    Their sum stays below the time that the host waits by default before it ends
+    the machine. `kill` is for all that outlives its SIGTERM, together, and
+    `rest` for who belongs to nobody; `sync`, `unmount` and `served` are for all
+    file systems together.
+    """
 
     extra: float = 2.0
     agent: float = 5.0
     relay: float = 2.0
-    kill: float = 3.0
-    sync: float = 10.0
+    kill: float = 2.0
+    rest: float = 1.0
+    sync: float = 8.0
     unmount: float = 3.0
+    served: float = 2.0
 
 
 class Layout(NamedTuple):
     """One PID 1.
 
     `steps` are the boot. `services` is asked after them, with a voice for what
-    is wrong. At the end the commands `sync` and, for each of `mount_points` in
-    that order, `unmount` are run. `end` switches off or restarts; `cgroup` is
-    None where there is no cgroup v2.
+    is wrong. At the end the commands `sync`, `unmount` and `detach` are run, each
+    with a mount point of `leaving` behind it. `end` switches off or restarts;
+    `cgroup` is None where there is no cgroup v2.
     """
 
     run: str
@@ -74,7 +83,8 @@ class Layout(NamedTuple):
     services: Callable[[Voice], tuple[ServiceSpec, ...]]
     sync: tuple[str, ...]
     unmount: tuple[str, ...]
-    mount_points: Callable[[], list[str]]
+    detach: tuple[str, ...]
+    leaving: Callable[[], Leaving]
     end: Callable[[PowerAction], None]
     bounds: Bounds = Bounds()
     journal_limit: int = 4096

@@ -84,13 +84,6 @@ DEV_LINKS = (
 )
 
 
-_NOTHING_TO_LOSE = {
-    *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts"),
-    *("devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore"),
-    *("ramfs", "rootfs", "securityfs", "sysfs", "tmpfs", "tracefs"),
-}
-
-
 def mount_one(mount: Mount, *, root: str = "") -> None:
     """Mount it unless the same type is there already; `root` comes before its target.
 
@@ -136,19 +129,6 @@ def mounted_type(target: str) -> str | None:
         entry.fs_type for entry in mounting.parse_mountinfo(text) if entry.mount_point == target
     ]
     return types[-1] if types else None
-
-
-def to_unmount(text: str) -> list[str]:
-    """Mount points of a mountinfo to unmount before the end, last mounted first.
-
-    File systems of the kernel and in memory have nothing to lose; neither has
-    one that is mounted read-only, such as the guest's root.
-    """
-    return [
-        entry.mount_point
-        for entry in reversed(mounting.parse_mountinfo(text))
-        if entry.fs_type not in _NOTHING_TO_LOSE and "ro" not in entry.super_options.split(",")
-    ]
 
 
 def make_links(links: tuple[tuple[str, str], ...], *, root: str = "") -> list[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agent.linux.pidfd import ChildExit
     from agent.pid1.console import Voice
     from agent.pid1.layout import Layout, PowerAction
+    from agent.pid1.leaving import Leaving
     from agent.pid1.loop import Loop
     from agent.pid1.reaper import Reaper
     from agent.pid1.services import Services
@@ -56,6 +57,7 @@ class Shutdown:
         self._left: list[Steps] = []
         self._until: Until | None = None
         self._deadline = 0.0
+        self._kill_left = layout.bounds.kill
         self.action: PowerAction | None = None
         self.finished = False
 
@@ -69,13 +71,11 @@ class Shutdown:
         self._left = [
             self._stop(Role.EXTRA, self._layout.bounds.extra),
             self._stop(Role.AGENT, self._layout.bounds.agent),
-            self._kill_group("agent"),
-            self._kill_group("pods"),
+            self._kill_groups(),
             # Until now, so that the answer to whoever asked for this gets out.
             self._stop(Role.RELAY, self._layout.bounds.relay),
             self._kill_rest(),
-            self._sync(),
-            self._unmount(),
+            self._leave(),
         ]
         self._resume(None)
 
@@ -116,42 +116,83 @@ class Shutdown:
             return
         names = ", ".join(self._services.signal(role, signal.SIGKILL))
         self._say(f"{names} did not stop within {seconds:g} s: killed")
-        yield Until(gone, self._layout.bounds.kill)
+        yield from self._killed(gone)
 
-    def _kill_group(self, name: str) -> Steps:
-        group = f"{self._layout.cgroup}/{name}"
-        if self._layout.cgroup is None or not cgroups.populated(group):
-            return
-        cgroups.kill_all(group)
-        seconds = self._layout.bounds.kill
-        if not (yield Until(lambda: not cgroups.populated(group), seconds)):
-            self._say(f"processes in {group} outlived SIGKILL for {seconds:g} s")
+    def _kill_groups(self) -> Steps:
+        """Containers and the agent's workers: one that hangs must not be waited for twice."""
+        root = self._layout.cgroup
+        groups = [f"{root}/{name}" for name in ("agent", "pods")] if root is not None else []
+        groups = [group for group in groups if cgroups.populated(group)]
+        for group in groups:
+            cgroups.kill_all(group)
+        if not (yield from self._killed(lambda: not any(map(cgroups.populated, groups)))):
+            left = ", ".join(filter(cgroups.populated, groups))
+            self._say(f"processes in {left} outlived SIGKILL")
+
+    def _killed(self, gone: Callable[[], bool]) -> Generator[Until, bool, bool]:
+        """All that was killed has one time together."""
+        began = time.monotonic()
+        met = yield Until(gone, self._kill_left)
+        self._kill_left = max(0.0, self._kill_left - (time.monotonic() - began))
+        return met
 
     def _kill_rest(self) -> Steps:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        seconds = self._layout.bounds.kill
+        seconds = self._layout.bounds.rest
         if not (yield Until(lambda: not pidfd.has_children(), seconds)):
             self._say(f"processes outlived SIGKILL for {seconds:g} s")
 
-    def _sync(self) -> Steps:
-        """By a child, as is unmounting: a dead disk or server must not hold up the rest."""
+    def _leave(self) -> Steps:
+        """By children, as many at once as can be: a dead disk or server holds up no other."""
+        leaving = self._layout.leaving()
+        unwritten = yield from self._sync(leaving)
+        yield from self._unmount(leaving, unwritten)
+        yield from self._detach(leaving)
+
+    def _sync(self, leaving: Leaving) -> Generator[Until, bool, set[str]]:
+        """Returns those that hang."""
         seconds = self._layout.bounds.sync
-        ended = self._run(self._layout.sync)
-        if not (yield Until(partial(bool, ended), seconds)):
-            self._say(f"sync had not ended after {seconds:g} s: going on without it")
-
-    def _unmount(self) -> Steps:
-        seconds = self._layout.bounds.unmount
-        for target in self._layout.mount_points():
-            ended = self._run((*self._layout.unmount, target))
-            if not (yield Until(partial(bool, ended), seconds)):
-                self._say(f"{target} could not be unmounted within {seconds:g} s")
+        ends = self._run_each(self._layout.sync, leaving.disks)
+        yield Until(lambda: all(ends.values()), seconds)
+        for target, ended in ends.items():
+            if not ended:
+                self._say(f"sync of {target} had not ended after {seconds:g} s: going on")
             elif ended[0].code:
-                self._say(f"{target} stays mounted: unmounting ended with {ended[0].code}")
+                self._say(f"sync of {target} ended with {ended[0].code}")
+        return {target for target, ended in ends.items() if not ended}
 
-    def _run(self, argv: tuple[str, ...]) -> list[ChildExit]:
-        """Start a program; its exit appears in the list."""
-        ended: list[ChildExit] = []
-        self._reaper.expect(spawn(argv, ENVIRONMENT), ended.append)
-        return ended
+    def _unmount(self, leaving: Leaving, unwritten: set[str]) -> Steps:
+        seconds = self._layout.bounds.unmount
+        deadline = time.monotonic() + seconds
+        for wave in leaving.waves:
+            ends = self._run_each(self._layout.unmount, tuple(target for target, _ in wave))
+            # What hangs gets its chance, but no other waits for it.
+            awaited = [ends[target] for target, disk in wave if disk not in unwritten]
+            yield Until(partial(all, awaited), max(0.0, deadline - time.monotonic()))
+            for target, ended in ends.items():
+                if not ended:
+                    self._say(f"{target} could not be unmounted within {seconds:g} s")
+                elif ended[0].code:
+                    self._say(f"{target} stays mounted: unmounting ended with {ended[0].code}")
+
+    def _detach(self, leaving: Leaving) -> Steps:
+        seconds = self._layout.bounds.served
+        ends = self._run_each(self._layout.detach, leaving.served)
+        yield Until(lambda: all(ends.values()), seconds)
+        for target, ended in ends.items():
+            if not ended:
+                self._say(f"the server of {target} did not answer within {seconds:g} s: left")
+
+    def _run_each(
+        self, command: tuple[str, ...], targets: tuple[str, ...]
+    ) -> dict[str, list[ChildExit]]:
+        """Start the command for each; its exit appears in the list."""
+        ends: dict[str, list[ChildExit]] = {target: [] for target in targets}
+        for target, ended in ends.items():
+            try:
+                self._reaper.expect(spawn((*command, target), ENVIRONMENT), ended.append)
+            except OSError as error:
+                self._say(f"shutdown: {command[0]} for {target}: {error}")
+                ended.append(pidfd.ChildExit(0, 127, 0))
+        return ends

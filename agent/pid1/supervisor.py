@@ -176,7 +176,10 @@ def _shortest_way_down(layout: Layout, console: Console) -> None:
     try:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        wait_for(spawn(layout.sync, ENVIRONMENT), layout.bounds.sync)
+        deadline = time.monotonic() + layout.bounds.sync
+        syncs = [spawn((*layout.sync, disk), ENVIRONMENT) for disk in layout.leaving().disks]
+        for pid in syncs:
+            wait_for(pid, deadline - time.monotonic())
     except BaseException as error:  # noqa: BLE001 - what is left is the end itself
         console(f"on the way down: {error!r}")
 

@@ -43,7 +43,7 @@ async def test_make_copies_from_the_cache_and_prune_empties_it(
     ("words", "told"),
     [
         (("--from", "nowhere"), "does not exist"),
-        (("--from", "image:v3"), "holds 0 images"),
+        (("--from", "image:v3"), "holds no image with the name"),
         (("--from", "image", "--type", "xfs"), "ext4 or erofs"),
         (("--from", "image", "--size", "many"), "write a size"),
     ],

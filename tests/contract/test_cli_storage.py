@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from innkeeper.v1 import storages_pb2
+from innkeeper.v1 import host_pb2, storages_pb2
 from tests.command_line import Innkeeper
 from tests.fakes.vm_daemon import FakeGuest, running_vm
 
@@ -114,6 +114,7 @@ async def test_a_key_is_read_from_a_file_and_shown_nowhere(
         (("--nfs", "server"), "write SERVER:/PATH"),
         (("--share", "nowhere"), "nowhere: no such file"),
         (("--tmpfs", "1M", "--mode", "rwx"), "octal"),
+        (("--disk", "new.img", "--format"), "a new one is made with: truncate -s 1G new.img"),
     ],
 )
 async def test_a_wrong_use_is_told_before_anything_is_done(
@@ -157,6 +158,52 @@ async def test_stats_have_figures_where_the_file_system_answers(
     assert (told["id"], told["available"], told["health"]) == ("good", 3 * GIB, "good")
 
 
+async def test_one_without_figures_does_not_hide_the_others(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.storages += [storages_pb2.Storage(id="bad"), storages_pb2.Storage(id="good")]
+    guest.stats = {"good": storages_pb2.StorageStatsResponse(size=GIB)}
+    done = await innkeeper("storage", "stats", "web", "--json")
+    assert [each["id"] for each in json.loads(done.out)] == ["good"]
+    assert (done.code, "storage bad" in done.err) == (125, True)
+    assert (await innkeeper("storage", "stats", "web", "bad")).code == 125
+
+
+async def test_a_frozen_storage_keeps_its_disk_as_it_is(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    block = storages_pb2.BlockSource(device_id="data")
+    guest.storages.append(storages_pb2.Storage(id="x", block=block))
+    guest.frozen.add("x")
+    done = await innkeeper("storage", "resize", "web", "x", "2G")
+    assert (done.code, guest.done) == (125, [])
+    assert "innkeeper storage thaw web x" in done.err
+
+
+async def test_a_disk_that_grew_under_a_file_system_that_did_not_is_told(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    block = storages_pb2.BlockSource(device_id="data")
+    guest.storages.append(storages_pb2.Storage(id="x", block=block))
+    guest.in_use = True
+    done = await innkeeper("storage", "resize", "web", "x", "2G")
+    assert (done.code, guest.done) == (125, ["resize", "grow"])
+    assert "data: the disk has 2 GiB now, its file system is as before" in done.err
+    assert "it is on a partition" in done.err
+
+
+async def test_a_disk_that_stays_behind_its_storage_is_named(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.hardware = [host_pb2.PluggedDevice(id="x.disk", state="plugged")]
+    guest.in_use = True
+    done = await innkeeper("storage", "detach", "web", "x")
+    assert (done.code, guest.done) == (125, ["unmount"])
+    told = " ".join(done.err.split())
+    assert "x: is detached, and x.disk" in told
+    assert "innkeeper device detach web x.disk" in told
+
+
 async def test_resize_grows_the_disk_and_then_the_file_system(
     guest: FakeGuest, innkeeper: Innkeeper
 ) -> None:
@@ -180,6 +227,15 @@ async def test_resize_leaves_a_disk_that_is_not_ours_alone(
     assert "on no disk that was plugged into web from here" in done.err
     await innkeeper("storage", "resize", "web", "x")
     assert guest.done == ["grow"]
+
+
+async def test_what_is_on_no_disk_has_no_size_to_be_given(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.storages.append(storages_pb2.Storage(id="t", tmpfs=storages_pb2.TmpfsSource()))
+    done = await innkeeper("storage", "resize", "web", "t", "2G")
+    assert (done.code, guest.done) == (125, [])
+    assert "t: is on no disk" in done.err
 
 
 async def test_the_small_commands(guest: FakeGuest, innkeeper: Innkeeper) -> None:

@@ -266,6 +266,7 @@ _KINDS = [
     ("storage-detached", pb.EVENT_KIND_STORAGE_GONE, {"asked": "yes"}),
     ("storage-lost", pb.EVENT_KIND_STORAGE_GONE, {"asked": "no"}),
     ("storage-frozen", pb.EVENT_KIND_STORAGE_FROZEN, {}),
+    ("storage-refreshed", pb.EVENT_KIND_STORAGE_REFRESHED, {}),
     ("storage-thawed", pb.EVENT_KIND_STORAGE_THAWED, {}),
     ("agent-restarted", pb.EVENT_KIND_AGENT_RESTARTED, {}),
     ("of-a-newer-agent", pb.EVENT_KIND_UNSPECIFIED, {}),

@@ -124,7 +124,7 @@ class FailingFiles(InlineWorkers):
                 await self.kernel.unmount(arguments["target"], flags, deadline)
             case "refresh_copy":
                 return [True, 1, []]
-            case "apply_fs_group" | "know_fs_type":
+            case "apply_fs_group" | "know_fs_type" | "clear_disk":
                 return 0
             case "read_disk":
                 return bytes(arguments["size"]).hex()

@@ -87,7 +87,7 @@ class SourceBench:
         self.files = SourceFiles(self.roots.proc / "self/mountinfo")
         self.pools = self.roots.sys / "kernel/mm/hugepages"
         self.add_pool(PAGE)
-        (self.roots.proc / "meminfo").write_text("MemTotal: 1 kB\nHugepagesize:    2048 kB\n")
+        (self.roots.proc / "meminfo").write_text("MemTotal: 4194304 kB\nHugepagesize:    2048 kB\n")
         self.storages = self.new_manager()
 
     def new_manager(self) -> StorageManager:

@@ -90,6 +90,10 @@ class FakeGuest:
     storages: list[storages_pb2.Storage] = field(default_factory=list)
     """Those that an attach asked for."""
     refuses_mounts: bool = False
+    in_use: bool = False
+    """Whether file systems don't grow, and devices don't go."""
+    frozen: set[str] = field(default_factory=set)
+    """Ids of storages."""
     resized: list[tuple[str, int]] = field(default_factory=list)
     """Disks and sizes that the host was asked for."""
     stats: dict[str, storages_pb2.StorageStatsResponse] = field(default_factory=dict)
@@ -182,7 +186,9 @@ class _Storages:
     async def Get(  # noqa: N802 - gRPC's name
         self, request: storages_pb2.GetStorageRequest, context: object
     ) -> storages_pb2.AttachedStorage:
-        return next(_attached(s) for s in self._guest.storages if s.id == request.id)
+        found = next(_attached(s) for s in self._guest.storages if s.id == request.id)
+        found.frozen = request.id in self._guest.frozen
+        return found
 
     async def List(  # noqa: N802 - gRPC's name
         self, request: storages_pb2.ListStoragesRequest, context: object
@@ -195,9 +201,14 @@ class _Storages:
         return self._guest.stats[request.id]
 
     async def Resize(  # noqa: N802 - gRPC's name
-        self, request: storages_pb2.ResizeStorageRequest, context: object
+        self,
+        request: storages_pb2.ResizeStorageRequest,
+        context: aio.ServicerContext[Any, Any],
     ) -> storages_pb2.ResizeStorageResponse:
         self._guest.done.append("grow")
+        if self._guest.in_use:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            await refuse(context, code, "it is on a partition", "RESIZE_REFUSED")
         return storages_pb2.ResizeStorageResponse(size=2 << 30, before=1 << 30)
 
     async def Trim(  # noqa: N802 - gRPC's name
@@ -309,8 +320,11 @@ class _Host:
         return host_pb2.PlugResponse(attached=[ATTACHED], usable_micros=52_000)
 
     async def Unplug(  # noqa: N802 - gRPC's name
-        self, request: host_pb2.UnplugRequest, context: object
+        self, request: host_pb2.UnplugRequest, context: aio.ServicerContext[Any, Any]
     ) -> host_pb2.UnplugResponse:
+        if self._guest.in_use:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            await refuse(context, code, "used by storage y", "GUEST_REFUSED")
         self._guest.unplugged.append(request.id)
         self._guest.done.append("unplug")
         return host_pb2.UnplugResponse()

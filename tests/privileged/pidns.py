@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from agent.pid1.console import Console, Voice
     from agent.pid1.layout import PowerAction, ServiceSpec, Step
+    from agent.pid1.leaving import Leaving
 
 ENDED_OFF = 40
 ENDED_REBOOT = 41
@@ -266,7 +267,8 @@ def _be_init(plan: dict[str, Any]) -> None:
         services=lambda _say: _services(plan),
         sync=tuple(plan["sync"]),
         unmount=tuple(plan["unmount"]),
-        mount_points=lambda: _mounted_below(plan["tree"]),
+        detach=("/bin/umount", "-l"),
+        leaving=lambda: _leaving(_mounted_below(plan["tree"])),
         end=_end,
         bounds=Bounds(**plan["bounds"]),
         journal_limit=plan["journal_limit"],
@@ -313,6 +315,15 @@ def _mounted_below(tree: str | None) -> list[str]:
     entries = mounting.parse_mountinfo(Path("/proc/self/mountinfo").read_text())
     points = [entry.mount_point for entry in reversed(entries)]
     return [point for point in points if tree and point.startswith(tree)]
+
+
+def _leaving(points: list[str]) -> Leaving:
+    """One mount after the other, each with a file system of its own."""
+    from agent.pid1.leaving import Leaving
+
+    return Leaving(
+        disks=tuple(points), waves=tuple(((point, point),) for point in points), served=()
+    )
 
 
 def _services(plan: dict[str, Any]) -> tuple[ServiceSpec, ...]:

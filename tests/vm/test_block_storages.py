@@ -155,6 +155,9 @@ async def test_what_can_only_be_read(machine: Guest, own: Maker, fs_type: str) -
         assert await said(machine, READ) == WHOLE
         finished = await machine.run("echo x >/data/x", storages=(MOUNT,))
         assert b"Read-only file system" in finished.stderr
+        stats = await machine.storages.Stats(storages.StorageStatsRequest(id="data"))
+        assert stats.health == storages.STORAGE_HEALTH_GOOD
+        assert (stats.used > 0, stats.available, stats.inodes_free) == (True, 0, 0)
 
 
 async def test_the_format_of_small_disks_of_configuration(machine: Guest, own: Maker) -> None:

@@ -17,11 +17,15 @@ from innkeeper.image.model import ImageError
 from innkeeper.shim import commands, virtiofsd
 from innkeeper.shim.client import NinePShare, VmSpec, start_vm
 from innkeeper.shim.errors import ShimError
+from innkeeper.shim.guest_disk import make_disk
 from innkeeper.v1 import containers_pb2 as containers
 from innkeeper.v1 import host_pb2 as host
 from innkeeper.v1 import storages_pb2 as storages
+from innkeeper.v1 import types_pb2 as types
 from tests.command_line import Innkeeper
 from tests.fakes.plugs import disk_plug, plug
+from tests.vm.attachment import Attachment
+from tests.vm.disks import on_disk
 from tests.vm.guest import Guest, booted, refused
 from tests.vm.virtiofsd13 import virtiofsd_of_debian_13
 
@@ -319,3 +323,41 @@ async def test_a_share_by_9p_is_there_from_the_start(root: Path, directory: Path
         for tag in ("src", "kept"):
             await detach(guest, tag)
     assert (directory / "back").read_text() == "back\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_share_without_server_costs_no_disk_its_data(
+    image: Path, directory: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The guest powers off by itself; the disk needs no replay of its journal, and has the file.
+
+    A container hangs in the share while it has the disk, and keeps both mounted.
+    """
+    (tmp_path / "tree").mkdir()
+    disk = make_disk(tmp_path / "tree", tmp_path / "disk.img", size=16 << 20)
+    async with booted(VmSpec(name="served", image=f"{image}/", transport="serial")) as guest:
+        await guest.host.Plug(disk_plug("data", disk.file))
+        storage = on_disk("data", "data")
+        await guest.storages.Attach(storages.AttachStorageRequest(storage=storage))
+        await guest.host.Plug(plug("src", share=host.Share(directory=str(directory))))
+        await attach(guest)
+        mounts = (*at("/src")["storages"], *at("/data", "data")["storages"])
+        name = await guest.start("echo ready; read line; echo going; ls /src/x", storages=mounts)
+        ref = types.ProcessRef(container_id=name)
+        attachment = await Attachment(guest.processes, process=ref).open()
+        await attachment.until_text(b"ready")
+        for server in servers_of(directory):
+            os.kill(server, number)
+        await attachment.send(b"line\n")
+        await attachment.until_text(b"going")
+        attachment.cancel()
+        await guest.run("echo kept > /data/kept", **at("/data", "data"))
+        console = tmp_path / "console"
+        os.link(guest.vm.directory / "console.log", console)
+        ended = await guest.host.Stop(host.StopVmRequest())
+    said = console.read_text(errors="replace")[-2000:]
+    assert (ended.clean, ended.ended_because) == (True, ""), said
+    shown = commands.run(["/usr/sbin/dumpe2fs", "-h", str(disk.file)], deadline=30).text
+    assert "needs_recovery" not in shown
+    kept = commands.run(["/usr/sbin/debugfs", "-R", "cat /kept", str(disk.file)], deadline=30)
+    assert "kept\n" in kept.text

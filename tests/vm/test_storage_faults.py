@@ -95,7 +95,7 @@ async def tables(guest: Guest) -> object:
     ],
 )
 async def test_a_mkfs_that_fails(machine: Guest, observer: Observer, inject: str) -> None:
-    """The disk counts as empty all the same, and the next mkfs finishes."""
+    """The disk is as new as before, and the next mkfs finishes."""
     wanted = storages.BlockSource(device_id="new", fs_type="ext4", format_if_empty=True)
     async with tampered(observer, "/usr/sbin/mkfs.ext4") as mkfs:
         before = await observer.census(), await tables(machine)

@@ -1,7 +1,8 @@
 """Sandbox.Destroy: removes everything, goes on after failures, lists what is left.
 
 Order of dependency reversed: containers, then storages, then devices. Storages
-can rest on each other, so they are tried in rounds until a round removes none.
+can rest on each other, so what is refused is tried again whenever one is gone;
+one that hangs keeps none of the others waiting.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Teardown:
         """What could not be removed within `timeout`, one line each."""
         deadline = Deadline.after(timeout)
         left = await _all_at_once(self._container_removals(deadline), deadline)
-        left |= await _in_rounds(lambda: self._storage_removals(deadline), deadline)
+        left |= await _while_some_go(self._storage_removals(deadline), deadline)
         left |= await _all_at_once(self._device_removals(), deadline)
         lines = tuple(f"{name}: {why}" for name, why in left.items())
         if lines:
@@ -100,13 +101,27 @@ class Teardown:
         return [removal(attached.request.id) for attached in self._devices.list()]
 
 
-async def _in_rounds(removals: Callable[[], list[_Removal]], deadline: Deadline) -> dict[str, str]:
+async def _while_some_go(removals: Iterable[_Removal], deadline: Deadline) -> dict[str, str]:
+    """Name and reason of each object that is still there when no more of them go."""
     left: dict[str, str] = {}
-    while pending := removals():
-        left = await _all_at_once(pending, deadline)
-        if len(left) == len(pending):
-            return left
-    return {}
+    waiting: list[_Removal] = []
+    running = {asyncio.create_task(_failure(one, deadline)): one for one in removals}
+    try:
+        while running:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                one = running.pop(task)
+                if why := task.result():
+                    left[one.name] = why
+                    waiting.append(one)
+            if any(not task.result() for task in done):
+                running |= {asyncio.create_task(_failure(one, deadline)): one for one in waiting}
+                waiting = []
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return {one.name: left[one.name] for one in waiting}
 
 
 async def _all_at_once(removals: Iterable[_Removal], deadline: Deadline) -> dict[str, str]:

@@ -11,7 +11,7 @@ from agent.core.sources import BlockSource
 from agent.handlers.storage.base import MountPlan, StorageClass
 from agent.handlers.storage.claimed import claim
 from agent.handlers.storage.crypt import make_crypt
-from agent.handlers.storage.format import Below, format_if_empty
+from agent.handlers.storage.format import MAKERS, Below, format_if_empty
 from agent.handlers.storage.options import parse_options
 from agent.handlers.storage.partitions import partition_node
 from agent.handlers.storage.verity import make_verity
@@ -73,7 +73,7 @@ class BlockStorage(StorageClass[BlockSource]):
             ),
             transient=_TRANSIENT,
             near=(device.sysfs_path.removeprefix(str(job.tools.roots.sys)),),
-            hints=_hints(device.request.id, source.fs_type),
+            hints=mount_hints(device.request.id, source),
         )
 
 
@@ -137,15 +137,29 @@ def _hashes(job: Job[BlockSource], node: DeviceNode, verity: VeritySetup) -> Dev
     return block_node(job.device(verity.hash_device_id), "source.block.verity.hash_device_id")
 
 
-def _hints(device_id: str, fs_type: str) -> dict[int, str]:
+def mount_hints(device_id: str, source: BlockSource) -> dict[int, str]:
+    """What the errnos of the mount mean, as a rule."""
     read_only = f"device {device_id} is read-only: ask for read_only"
-    return {
-        errno.EINVAL: (
-            f"device {device_id} holds no {fs_type} file system, or an option "
-            "is not one of its own: see the kernel log"
-        ),
-        errno.ENODEV: f"this kernel has no {fs_type} and no module of that name",
+    hints = {
+        errno.EINVAL: _no_file_system(device_id, source),
+        errno.ENODEV: f"this kernel has no {source.fs_type} and no module of that name",
         errno.EACCES: read_only,
         errno.EROFS: read_only,
-        errno.EBUSY: f"device {device_id} is mounted already, with other options",
+        errno.EBUSY: f"device {device_id}, or a partition of it, is mounted already, "
+        "with other options",
     }
+    if source.verity is not None:
+        hints[errno.EIO] = (
+            "the root hash does not fit, or the data were changed: see the kernel log"
+        )
+    return hints
+
+
+def _no_file_system(device_id: str, source: BlockSource) -> str:
+    new = source.fs_type in MAKERS and source.verity is None and not source.format_if_empty
+    return (
+        f"device {device_id} holds no {source.fs_type} file system"
+        f"{' (new? ask for format_if_empty)' if new else ''}, "
+        f"{'or the key is another one, ' if source.crypt else ''}"
+        "or an option is not one of its own: see the kernel log"
+    )

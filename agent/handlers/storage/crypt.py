@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 SECTOR_SIZES = (512, 1024, 2048, 4096)
 
+# One half is for the data, the other for the tweak: AES-128 or AES-256 (IEEE 1619). The
+# kernel takes AES-192 as well (xts_verify_key in include/crypto/xts.h leaves it to AES).
+_XTS, _XTS_KEYS = "aes-xts-", (32, 48, 64)
+
 # `aes-xts-plain64`, `capi:authenc(hmac(sha256),xts(aes))-random`: one word of the table.
 _CIPHER = re.compile(r"[A-Za-z0-9_.:(),-]+", re.ASCII)
 
@@ -75,6 +79,12 @@ def _check(crypt: CryptSetup) -> None:
             f"{crypt.cipher!r} is not the name of a cipher: letters, digits and _.:(),-",
             hint="as dm-crypt names it: aes-xts-plain64",
             field="source.block.crypt.cipher",
+        )
+    if crypt.cipher.startswith(_XTS) and len(crypt.key) not in _XTS_KEYS:
+        raise invalid(
+            f"the key has {len(crypt.key)} bytes, and {crypt.cipher} takes 32 or 64",
+            hint="the key itself, as bytes: neither hexadecimal nor a passphrase",
+            field="source.block.crypt.key",
         )
     if crypt.sector_size not in SECTOR_SIZES:
         raise invalid(

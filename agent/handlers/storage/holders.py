@@ -56,7 +56,7 @@ def _processes(roots: Roots, point: str) -> Iterator[str]:
 def _links(process: Path) -> Iterator[str]:
     for name in _names(process):
         try:
-            yield os.readlink(name)
+            yield os.readlink(name)  # noqa: PTH115 - a Path for each would cost more
         except OSError:
             continue
 

@@ -7,11 +7,13 @@ that was cut off, so that a piece is never given back twice nor pages that were 
 from __future__ import annotations
 
 import errno
+import re
 from typing import TYPE_CHECKING
 
-from agent.core.errors import Reason, exhausted, kernel_refused
+from agent.core.errors import AgentError, Reason, exhausted, kernel_refused
 from agent.core.fileops import PageShare
 from agent.handlers.storage.pieces import Piece, PieceKind
+from agent.linux.pseudo import read_optional
 
 if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _POOLS = "kernel/mm/hugepages"
 _PREFIX, _SUFFIX = "hugepages-", "kB"
+_LINE = re.compile(r"^(MemTotal|Hugetlb):\s*([0-9]+) kB$", re.MULTILINE)
 
 
 def page_sizes(roots: Roots) -> tuple[int, ...]:
@@ -38,6 +41,7 @@ def piece(page_size: int, pages: int, storage_id: str) -> Piece:
 
 async def allocate(job: Job[object], page_size: int, pages: int) -> None:
     """Add pages for the storage; raises NO_HUGE_PAGES with none added when there are too few."""
+    _refuse_more_than_there_is(job.tools.roots, page_size, pages)
     made = piece(page_size, pages, job.request.id)
     share = _share(job.tools, made)
     try:
@@ -48,15 +52,40 @@ async def allocate(job: Job[object], page_size: int, pages: int) -> None:
         doing = f"add {pages} huge pages of {page_size} bytes"
         raise kernel_refused(error, doing=doing, reason=Reason.NO_HUGE_PAGES) from error
     if got < pages:
-        raise exhausted(
+        raise _too_few(
             f"the kernel found only {got} of {pages} huge pages of {page_size} bytes",
-            reason=Reason.NO_HUGE_PAGES,
-            hint="ask for less, give the guest more memory, or set them aside at its boot, "
-            "when memory is not yet in pieces",
-            wanted=pages,
-            got=got,
             page_size=page_size,
+            pages=pages,
+            got=got,
         )
+
+
+def _refuse_more_than_there_is(roots: Roots, page_size: int, pages: int) -> None:
+    """The kernel would move memory about for minutes before it says so."""
+    found = dict(_LINE.findall(read_optional(roots.proc / "meminfo") or ""))
+    if "MemTotal" not in found:
+        return
+    total, taken = (int(found.get(name, 0)) << 10 for name in ("MemTotal", "Hugetlb"))
+    if page_size * pages > total - taken:
+        raise _too_few(
+            f"{pages} huge pages of {page_size} bytes are more than the guest's memory: "
+            f"{total} bytes, of which {taken} are huge pages already",
+            page_size=page_size,
+            pages=pages,
+            got=0,
+        )
+
+
+def _too_few(message: str, *, page_size: int, pages: int, got: int) -> AgentError:
+    return exhausted(
+        message,
+        reason=Reason.NO_HUGE_PAGES,
+        hint="ask for less, give the guest more memory, or set them aside at its boot, "
+        "when memory is not yet in pieces",
+        wanted=pages,
+        got=got,
+        page_size=page_size,
+    )
 
 
 async def take_back(tools: Tools, made: Piece, deadline: Deadline) -> None:

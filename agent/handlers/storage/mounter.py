@@ -33,6 +33,13 @@ log = logging.getLogger(__name__)
 _UNDO_SECONDS = 10.0
 _SETTLE_SECONDS = 2.0
 
+# Of a directory that is not the agent's to make.
+_POINT_HINTS = {
+    errno.ENOENT: "it must exist already, empty: make it first, or leave mount_point out",
+    errno.ENOTEMPTY: "it must be empty: what is in it would be hidden",
+    errno.ELOOP: "a symbolic link is on the way: name the directory itself",
+}
+
 
 class FileCalls(Protocol):
     """What is needed of `core.fileops.FileWorkers`."""
@@ -84,7 +91,8 @@ class Mounter:
         except OSError as error:
             reason = Reason.MOUNT_REFUSED
             doing = f"mount point {point.path} is not usable"
-            raise kernel_refused(error, doing=doing, reason=reason) from error
+            hint = None if point.own else _POINT_HINTS.get(error.errno or 0)
+            raise kernel_refused(error, doing=doing, reason=reason, hint=hint) from error
 
     def _make_own(self, path: Path, *, on_file: bool) -> None:
         self._roots.storages.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def choose_mount_point(roots: Roots, storage_id: str, wanted: str | None) -> Mou
     if path.is_relative_to(roots.run):
         raise _refused(roots, wanted, f"{roots.run} is the agent's own")
     if not any(base in path.parents for base in (MNT, roots.run.parent)):
-        raise _refused(roots, wanted, "it lies elsewhere")
+        raise _refused(roots, wanted, f"it lies neither below {MNT} nor below {roots.run.parent}")
     return MountPoint(path=wanted, own=False)
 
 

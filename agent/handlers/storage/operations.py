@@ -7,8 +7,10 @@ made on a file system that has not let go of an earlier one.
 from __future__ import annotations
 
 import errno
+import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
+from agent.core.deadlines import Deadline
 from agent.core.errors import (
     AgentError,
     Reason,
@@ -26,13 +28,14 @@ from agent.handlers.storage.superblocks import MountTable, disk_of
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from agent.core.deadlines import Deadline
     from agent.core.fileops import FileSystemSize
     from agent.core.hotplug import HotplugBoard
     from agent.core.model import StorageRequest
     from agent.handlers.storage.records import StorageRecord
     from agent.linux.kmsg import KernelRecord
     from agent.linux.mounting import MountEntry
+
+log = logging.getLogger(__name__)
 
 FREEZE_SECONDS: Final = 30.0
 """How long a freeze lasts when nothing else was asked for."""
@@ -149,8 +152,17 @@ class StorageOperations:
 
     async def before_unmount(self, storage_id: str, deadline: Deadline) -> None:
         """For the manager: a frozen file system that is unmounted stays frozen, out of reach."""
-        if self._freezes.holds(storage_id):
-            await self._freezes.thaw(storage_id, None, deadline)
+        if not self._freezes.holds(storage_id):
+            return
+        try:
+            await self._freezes.thaw(storage_id, None, Deadline.after(deadline.left() / 2))
+        except AgentError as error:
+            if error.reason is not Reason.OPERATION_TIMED_OUT:
+                raise
+            # It does not answer, and is detached lazily. What thaws it in time goes on.
+            log.warning(
+                "storage %s may be frozen, and is detached all the same: %s", storage_id, error
+            )
 
     def frozen(self, storage_id: str) -> bool:
         """Whether the storage's file system is frozen now, by itself or by one that shares it."""

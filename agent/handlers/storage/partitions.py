@@ -41,6 +41,24 @@ class _Partition:
         return f"{self.number} ({label}, {self.size} bytes)"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sought:
+    """`bdf`: the disk's PCI function, "" for none; `number` 0 and `label` "" are any."""
+
+    disk: DeviceNode
+    bdf: str
+    number: int
+    label: str
+
+    def __str__(self) -> str:
+        words = [str(self.number)] if self.number else []
+        return " ".join([*words, *([f"with the label {self.label!r}"] if self.label else [])])
+
+    def fits(self, partition: _Partition) -> bool:
+        right = not self.number or partition.number == self.number
+        return right and (not self.label or partition.label == as_in_sysfs(self.label))
+
+
 async def partition_node(
     tools: Tools, device: AttachedDevice, number: int, label: str, deadline: Deadline
 ) -> DeviceNode:
@@ -52,10 +70,10 @@ async def partition_node(
     disk = next((node for node in device.nodes if node.type is NodeType.BLOCK), None)
     if disk is None:
         raise invalid(f"device {device.request.id} has no disk, so it has no partitions")
-    wanted = _wanted(number, label)
+    sought = _Sought(disk=disk, bdf=device.bdf, number=number, label=label)
     wish = Wish(
-        what=f"partition {wanted} of device {device.request.id}",
-        probe=lambda tree: _probe(tree, disk, number, label),
+        what=f"partition {sought} of device {device.request.id}",
+        probe=lambda tree: _probe(tree, sought),
     )
     return await tools.board.wait(wish, deadline)
 
@@ -68,22 +86,20 @@ def as_in_sysfs(label: str) -> str:
     return "".join(char if char.isprintable() else "!" for char in text).strip()
 
 
-def _probe(tree: SysfsTree, disk: DeviceNode, number: int, label: str) -> Verdict[DeviceNode]:
-    directory = mappings.directory_of(tree, disk)
+def _probe(tree: SysfsTree, sought: _Sought) -> Verdict[DeviceNode]:
+    directory = mappings.directory_of(tree, sought.disk)
     if directory is None:
-        return Failed(f"the disk {disk.path} is gone")
+        return Failed(f"the disk {sought.disk.path} is gone")
     there = _partitions(tree, directory)
-    found = [
-        each
-        for each in there
-        if (not number or each.number == number) and (not label or each.label == as_in_sysfs(label))
-    ]
+    found = [each for each in there if sought.fits(each)]
     if len(found) > 1:
         listed = ", ".join(map(str, found))
-        why = f"{len(found)} partitions of {directory.name} have the label {label!r}: {listed}"
+        why = (
+            f"{len(found)} partitions of {directory.name} have the label {sought.label!r}: {listed}"
+        )
         return Failed(why, Reason.UNEXPECTED_DEVICE)
     if not found:
-        return _missing(tree, directory, there, _wanted(number, label))
+        return _missing(tree, directory, there, sought)
     return _usable(tree, found[0])
 
 
@@ -111,21 +127,27 @@ def _partitions(tree: SysfsTree, disk: Path) -> list[_Partition]:
     return sorted(found, key=lambda each: each.number)
 
 
-def _missing(tree: SysfsTree, disk: Path, there: list[_Partition], wanted: str) -> NotYet:
-    listed = ", ".join(map(str, there))
+def _missing(tree: SysfsTree, disk: Path, there: list[_Partition], sought: _Sought) -> NotYet:
     if there:
-        evidence = f"{disk.name} has no partition {wanted}; it has {listed}"
+        brief = ", ".join(
+            f"{each.number} {each.label!r}" if each.label else str(each.number) for each in there
+        )
+        evidence = f"{disk.name} has no such partition, only {brief}"
     else:
         evidence = f"the kernel has found no partition table on {disk.name}, or an empty one"
     return NotYet(
         evidence=evidence,
         near=(tree.devpath(disk),),
-        facts=(("partitions", listed or "none"),),
-        names=(disk.name,),
-        hint="a label needs a GPT; a disk without a table is used whole, as partition 0",
+        facts=(("partitions", ", ".join(map(str, there)) or "none"),),
+        # With the PCI function, what the log told of an earlier disk of this name is left out.
+        names=(disk.name, *([sought.bdf] if sought.bdf else [])),
+        hint=_hint(there, sought),
     )
 
 
-def _wanted(number: int, label: str) -> str:
-    words = [str(number)] if number else []
-    return " ".join([*words, *([f"with the label {label!r}"] if label else [])])
+def _hint(there: list[_Partition], sought: _Sought) -> str | None:
+    if not there:
+        return "a disk without a table is used whole: leave partition and label out"
+    if sought.label and not any(each.label for each in there):
+        return "a label needs a GPT"
+    return None

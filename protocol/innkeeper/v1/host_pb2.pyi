@@ -1096,7 +1096,7 @@ class StopVmRequest(_message.Message):
 
     GRACE_SECONDS_FIELD_NUMBER: _builtins.int
     grace_seconds: _builtins.float
-    """Seconds that the guest has to power off by itself; 0 means 10. Then QEMU
+    """Seconds that the guest has to power off by itself; 0 means 30. Then QEMU
     is ended.
     """
     def __init__(

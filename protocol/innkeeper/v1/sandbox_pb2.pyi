@@ -70,6 +70,8 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """
     EVENT_KIND_STORAGE_THAWED: _EventKind.ValueType  # 17
     """A freeze ended (subject: storage id; details: mount_point, why)."""
+    EVENT_KIND_STORAGE_REFRESHED: _EventKind.ValueType  # 18
+    """A watched storage switched to what its source is now (subject: storage id)."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing happened."""
@@ -118,6 +120,8 @@ it ends by itself).
 """
 EVENT_KIND_STORAGE_THAWED: EventKind.ValueType  # 17
 """A freeze ended (subject: storage id; details: mount_point, why)."""
+EVENT_KIND_STORAGE_REFRESHED: EventKind.ValueType  # 18
+"""A watched storage switched to what its source is now (subject: storage id)."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 class _ShutdownAction:

@@ -229,7 +229,8 @@ class BlockSource(_message.Message):
     """"ext4", "xfs", "erofs", ..."""
     format_if_empty: _builtins.bool
     """Make the file system (ext4, xfs, btrfs) when the device holds no signature
-    that blkid knows. One that holds another is FORMAT_REFUSED.
+    that blkid knows and nothing was ever written to its first MiB. One that
+    holds something else is FORMAT_REFUSED.
     """
     partition: _builtins.int
     """Partition number; 0: the whole device."""

@@ -103,7 +103,7 @@ class StoragesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Detach(self, request, context):
-        """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+        """Unmounts a storage; a freeze is ended first. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
         the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
         the mounts below it and the processes with files or their directory in it.
         A file system that does not answer is taken off lazily, and the answer says so.

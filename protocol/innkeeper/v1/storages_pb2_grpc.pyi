@@ -41,7 +41,7 @@ class StoragesStub:
     errno and what the file system said).
     """
     Detach: _grpc.UnaryUnaryMultiCallable[_storages_pb2.DetachStorageRequest, _storages_pb2.DetachStorageResponse]
-    """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+    """Unmounts a storage; a freeze is ended first. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
     the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
     the mounts below it and the processes with files or their directory in it.
     A file system that does not answer is taken off lazily, and the answer says so.
@@ -84,7 +84,7 @@ class StoragesAsyncStub(StoragesStub):
     errno and what the file system said).
     """
     Detach: _aio.UnaryUnaryMultiCallable[_storages_pb2.DetachStorageRequest, _storages_pb2.DetachStorageResponse]  # type: ignore[assignment]
-    """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+    """Unmounts a storage; a freeze is ended first. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
     the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
     the mounts below it and the processes with files or their directory in it.
     A file system that does not answer is taken off lazily, and the answer says so.
@@ -136,7 +136,7 @@ class StoragesServicer(metaclass=_abc_1.ABCMeta):
         request: _storages_pb2.DetachStorageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storages_pb2.DetachStorageResponse, _abc.Awaitable[_storages_pb2.DetachStorageResponse]]:
-        """Unmounts a storage. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
+        """Unmounts a storage; a freeze is ended first. FAILED_PRECONDITION names who is in the way: STILL_IN_USE
         the containers that hold it and the storages that build on it, UNMOUNT_REFUSED
         the mounts below it and the processes with files or their directory in it.
         A file system that does not answer is taken off lazily, and the answer says so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -16,6 +17,7 @@ from innkeeper.cli.cp import (
     Local,
     Remote,
     landing_place,
+    local_errors,
     name_of,
     only_content,
     parse_end,
@@ -71,7 +73,7 @@ def test_a_local_file_with_a_colon_is_local(
     assert local("web:x").path == Path("web:x")
 
 
-@pytest.mark.parametrize("text", ["web:etc", "web:", "web:container", "web:/etc", ""])
+@pytest.mark.parametrize("text", ["web:etc", "web:", "web:container", "web:/etc", "", "-"])
 def test_what_looks_like_a_vm_and_is_none_is_explained(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_end(text)
@@ -186,3 +188,21 @@ def test_a_source_that_is_no_file_is_refused_before_a_vm_is_looked_for(here: Pat
     os.mkfifo(here / "p")
     done = CliRunner().invoke(app, ["cp", "p", "vm:storage/a/b"])
     assert isinstance(done.exception, CliError)
+
+
+def test_owners_that_can_not_be_kept_are_told_by_where_and_how_to_go_on() -> None:
+    """What fchown(2) raises has no name of a file."""
+    end = Local(path=Path("out"), text="out")
+    with (
+        pytest.raises(CliError, match=r"^out: Operation not permitted$") as caught,
+        local_errors(end, CopyOptions(archive=True)),
+    ):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+    assert "without -a" in caught.value.hint
+
+
+def test_a_name_that_was_ours_alone_is_not_the_one_that_is_told() -> None:
+    end = Local(path=Path("/proc/x"), text="/proc/x")
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", ".innkeeper-1")
+    with pytest.raises(CliError, match=r"^/proc/x: No such"), local_errors(end, PLAIN):
+        raise error

@@ -97,6 +97,18 @@ def test_verity_only_where_a_root_hash_is_given() -> None:
     assert (made.root_hash, made.hash_offset, made.no_superblock) == ("ab", 4096, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"verity_offset": 4096, "verity_salt": "ab"}, r"--verity-offset, .*without --verity$"),
+        ({"cipher": "aes-xts-plain64"}, "--cipher: means nothing without --key-file"),
+    ],
+)
+def test_nothing_is_read_unproved_that_was_to_be_proved(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(typer.BadParameter, match=told):
+        source(device="d", **words)
+
+
 def test_a_group_of_the_whole_tree() -> None:
     assert source(local=True, fs_group=5).fs_group_policy == 0
     once = source(local=True, fs_group=5, fs_group_once=True)

@@ -8,9 +8,11 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.core import copies
 from agent.core.copies import CopyInRules, CopyOutRules, CopyPlace, CopyWorkers
 from agent.core.errors import AgentError, Code, Reason, wrong_state
 from agent.linux.copyframes import Entry, EntryType, pack_part
@@ -126,6 +128,23 @@ async def test_a_host_that_pauses_is_not_a_worker_that_is_stuck(tmp_path: Path) 
 
 @pytest.mark.usefixtures("no_worker_left")
 async def test_a_worker_that_can_not_start_its_work_is_told(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="ended in the middle"):
+        await CopyWorkers(argv=DEAD).copy_in(place(tmp_path), RULES, endless())
+
+
+@pytest.mark.usefixtures("no_worker_left")
+async def test_a_worker_that_is_dead_before_it_is_asked_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed for memory, say: send(2) on its socket is EPIPE then."""
+    start = copies._Worker.start
+
+    async def started(*arguments: Any) -> copies._Worker:
+        worker = await start(*arguments)
+        await worker.gone()
+        return worker
+
+    monkeypatch.setattr(copies._Worker, "start", started)
     with pytest.raises(AgentError, match="ended in the middle"):
         await CopyWorkers(argv=DEAD).copy_in(place(tmp_path), RULES, endless())
 

@@ -13,8 +13,17 @@ import pytest
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Code, Reason
-from agent.core.fileops import FileRefusal, FileWorkers, FsMount, Location, MountOption
-from agent.linux.mounting import UnmountFlag
+from agent.core.fileops import (
+    OBJECT_LIMIT,
+    BindMount,
+    FileRefusal,
+    FileWorkers,
+    FsMount,
+    Location,
+    MountOption,
+    OverlayMount,
+)
+from agent.linux.mounting import MountFlag, UnmountFlag
 from tests.fakes.hotplug import turns
 
 pytestmark = [pytest.mark.unit, pytest.mark.storage]
@@ -49,6 +58,7 @@ def hanging(tmp_path: Path) -> Path:
 async def hang(workers: FileWorkers, path: Path) -> asyncio.Future[str]:
     """A call that is under way in a worker and will not come back."""
     task = asyncio.ensure_future(workers.read_text(path, ample()))
+    await turns(1)
     while (fd := writing_end(path)) is None:
         await turns(1)
     task.add_done_callback(lambda _: os.close(fd))
@@ -218,6 +228,51 @@ async def test_workers_are_bounded_and_the_error_says_what_holds_them(
         task.cancel()
     await asyncio.wait(stuck)
     assert (await workers.statfs("/proc", ample())).size == 0
+
+
+async def test_what_hangs_leaves_workers_for_everything_else(tmp_path: Path, hanging: Path) -> None:
+    """A server that answers nothing: the agent serves all other storages meanwhile."""
+    workers = FileWorkers(limit=OBJECT_LIMIT + 1)
+    stuck = [await hang(workers, hanging) for _ in range(OBJECT_LIMIT)]
+    with pytest.raises(AgentError, match=f"{OBJECT_LIMIT} earlier calls on {hanging}") as caught:
+        await workers.read_text(hanging, Deadline.after(0.05))
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+    await workers.mkdir(str(tmp_path / "other"), ample())
+    for task in stuck:
+        task.cancel()
+    await asyncio.wait(stuck)
+    assert await workers.settled(str(hanging), 30.0)
+    await workers.close()
+
+
+async def test_a_mount_counts_for_what_it_is_made_of(tmp_path: Path, hanging: Path) -> None:
+    workers = FileWorkers(limit=OBJECT_LIMIT + 1)
+    stuck = [await hang(workers, hanging) for _ in range(OBJECT_LIMIT)]
+    layers = (Location(root=str(tmp_path)), Location(root=str(hanging), path="a"))
+    for call in (
+        BindMount(source=layers[1], flags=MountFlag(0)),
+        OverlayMount(lowers=layers, flags=MountFlag(0)),
+    ):
+        with pytest.raises(AgentError, match=f"earlier calls on {hanging}"):
+            await workers.mount(call, str(tmp_path), Deadline.after(0.05))
+    for task in stuck:
+        task.cancel()
+    await asyncio.wait(stuck)
+    await workers.close()
+
+
+async def test_a_mount_is_taken_off_when_all_workers_are_stuck(
+    workers: FileWorkers, hanging: Path
+) -> None:
+    """umount2(2): MNT_DETACH waits for nobody, and is the way out of such a state."""
+    stuck = [await hang(workers, hanging), await hang(workers, hanging)]
+    with pytest.raises(AgentError, match="all 2 file-system workers are busy"):
+        await workers.unmount(str(hanging), UnmountFlag.NOFOLLOW, Deadline.after(0.05))
+    with pytest.raises(OSError, match="unmount"):
+        await workers.unmount(str(hanging), UnmountFlag.DETACH | UnmountFlag.NOFOLLOW, ample())
+    for task in stuck:
+        task.cancel()
+    await asyncio.wait(stuck)
 
 
 async def test_a_dead_worker_is_replaced(workers: FileWorkers, tmp_path: Path) -> None:

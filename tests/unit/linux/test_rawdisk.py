@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.linux.rawdisk import read_disk, written_sector
+from agent.linux.rawdisk import clear_disk, read_disk, written_sector
 
 pytestmark = [pytest.mark.unit, pytest.mark.storage]
 
@@ -47,3 +47,25 @@ def test_the_sector_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"n" * size)
     below.write_bytes(bytes(513 * 1024 + 100) + b"x" + bytes(size))
     assert written_sector(path=str(path), size=size, below=str(below), offset=0) == 513 * 1024
+
+
+@pytest.mark.parametrize("size", [0, 512, 600 * 1024])
+def test_zeros_for_the_first_bytes(tmp_path: Path, size: int) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(b"x" * (1 << 20))
+    clear_disk(path=str(disk), size=size, unless=[(1080, "53ef")])
+    assert disk.read_bytes() == bytes(size) + b"x" * ((1 << 20) - size)
+
+
+def test_a_disk_that_is_gone_is_not_cleared(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="open"):
+        clear_disk(path=str(tmp_path / "none"), size=512, unless=[])
+
+
+def test_a_disk_that_holds_something_by_now_is_not_cleared(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    data = bytes(1080) + b"\x53\xef" + bytes(4096)
+    disk.write_bytes(data)
+    with pytest.raises(FileExistsError):
+        clear_disk(path=str(disk), size=4096, unless=[(0, "58465342"), (1080, "53ef")])
+    assert disk.read_bytes() == data

@@ -59,22 +59,6 @@ def test_a_link_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
     assert "/missing/link" in warning
 
 
-def test_what_is_unmounted_at_the_end() -> None:
-    """Last mounted first; nothing of the kernel, in memory or read-only."""
-    text = (
-        "1 0 254:0 / / ro - ext4 /dev/vda ro\n"
-        "2 1 0:5 / /proc rw - proc proc rw\n"
-        "3 1 0:6 / /run rw - tmpfs tmpfs rw\n"
-        "4 3 254:16 / /run/innkeeper/storages/a rw - ext4 /dev/vdb rw\n"
-        "5 3 0:40 / /run/innkeeper/storages/b\\040c rw - virtiofs tag rw\n"
-        "6 3 254:32 / /run/innkeeper/storages/d ro - xfs /dev/vdc ro,attr2\n"
-    )
-    assert mounts.to_unmount(text) == [
-        "/run/innkeeper/storages/b c",
-        "/run/innkeeper/storages/a",
-    ]
-
-
 def test_no_hardware_generator_is_no_entropy(tmp_path: Path) -> None:
     assert entropy.credit(str(tmp_path)) == 0
 

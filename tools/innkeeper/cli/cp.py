@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -18,7 +19,7 @@ from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import find_vm
 from innkeeper.shim.errors import printable
 from innkeeper.shim.files import fetch, first_header, look, send
-from innkeeper.shim.landing import Place
+from innkeeper.shim.landing import TEMPORARY, Place
 from innkeeper.shim.localtree import Sending
 from innkeeper.v1 import files_pb2 as pb
 
@@ -92,8 +93,9 @@ def cp(
     PATH is one in the storage or the container, as it sees it: no link leads out. A
     container need not run. As with `docker cp`: what goes to a directory that is there
     goes into it, by its own name; SRC/. is what is in a directory; links are copied as
-    links, and a file with several names once for each. Modes and times are kept. Each file is there whole, or what was there before
-    still is. Missing directories are made in a VM, not here.
+    links, and a file with several names once for each. Modes and times are kept. Each
+    file is there whole, or what was there before still is. Missing directories are made
+    in a VM, not here. What can't be copied, such as a socket, is told as "left out".
 
     \b
     Examples:
@@ -162,7 +164,7 @@ async def _copy_in(local: Local, remote: Remote, options: CopyOptions) -> None:
             only_content=content,
         )
         start = pb.CopyStart(root=remote.root, path=target, only_new=options.only_new)
-        with output.busy(f"{local.text} → {remote.text}") as show, _local_errors():
+        with output.busy(f"{local.text} → {remote.text}") as show, local_errors(local, options):
             answer = await send(channel, start, sending, _shown(show))
     _tell(sending.left_out)
     output.note(f"{_count(answer.files + answer.links)}, {output.size(answer.size)}")
@@ -202,7 +204,7 @@ async def _copy_out(remote: Remote, local: Local, options: CopyOptions) -> None:
     )
     async with vm.channel() as channel, broken.explained(vm, channel):
         place = landing_place(remote, local, await _type_of(channel, request, remote), options)
-        with output.busy(f"{remote.text} → {local.text}") as show, _local_errors():
+        with output.busy(f"{remote.text} → {local.text}") as show, local_errors(local, options):
             done = [0, 0]
 
             def progress(files: int, size: int) -> None:
@@ -285,10 +287,15 @@ def _shown(show: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 @contextlib.contextmanager
-def _local_errors() -> Iterator[None]:
+def local_errors(local: Local, options: CopyOptions) -> Iterator[None]:
     """What the host's own files refuse is an answer, not a bug."""
     try:
         yield
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise CliError(f"{where}{error.strerror or error}") from error
+        name = str(error.filename or "")
+        where = local.text if not name or name.startswith(TEMPORARY) else name
+        message = f"{where}: {error.strerror or error}"
+        hint = ""
+        if error.errno == errno.EPERM and options.archive:
+            hint = "only root can give files to others: without -a they are yours"
+        raise CliError(message, hint=hint) from error

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from grpc import aio
 
 CONTAINER = "main"
-_STOP_GRACE = 10.0
 
 
 # Of no use in a VM that runs already, by parameter.
@@ -346,7 +345,7 @@ async def _take_down(vm: Vm, request: RunRequest) -> None:
     if request.keep:
         output.note(f"{vm.name}: left running; stop it with: innkeeper vm stop {vm.name}")
         return
-    ending = await vm.end(_STOP_GRACE)
+    ending = await vm.end()
     if not ending.clean and any(not disk.read_only for disk in request.disks):
         output.warn(
             f"{vm.name}: {ending.why}, so it was ended;"

@@ -87,7 +87,12 @@ def attach(  # noqa: PLR0913 - typer makes each parameter an option
     pmem: Annotated[str, _source("--pmem", "ID", "Attached persistent memory.")] = "",
     *,
     local: Annotated[
-        bool, typer.Option("--local", help="A directory made for it: in memory, or --in.", rich_help_panel="Sources")
+        bool,
+        typer.Option(
+            "--local",
+            help="A directory made for it: in memory, or --in.",
+            rich_help_panel="Sources",
+        ),
     ] = False,
     fs_type: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="File system of a disk.")

@@ -185,7 +185,9 @@ async def stats(vm: Vm, storage_id: str) -> Told:
             found = await stub.List(storages_pb2.ListStoragesRequest())
             names = [each.storage.id for each in found.storages]
         requests = [storages_pb2.StorageStatsRequest(id=name) for name in names]
-        answers = await asyncio.gather(*map(stub.Stats, requests), return_exceptions=bool(names[1:]))
+        answers = await asyncio.gather(
+            *map(stub.Stats, requests), return_exceptions=bool(names[1:])
+        )
     told = Told()
     for name, answer in zip(names, answers, strict=True):
         if isinstance(answer, storages_pb2.StorageStatsResponse):
@@ -207,6 +209,11 @@ async def resize(vm: Vm, storage_id: str, size: int) -> storages_pb2.ResizeStora
             _check_thawed(vm, found)
             await _resize_disk(vm, device_id, size)
             grown = device_id if size else ""
+        elif size and not device_id:
+            raise CliError(
+                f"{storage_id}: is on no disk, so there is nothing to make larger",
+                hint="ext4, xfs and btrfs on a disk can grow",
+            )
         elif size:
             raise CliError(
                 f"{storage_id}: is on no disk that was plugged into {vm.name} from here",

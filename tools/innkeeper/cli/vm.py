@@ -16,6 +16,7 @@ from innkeeper.cli.loop import wait_for
 from innkeeper.cli.run import boot
 from innkeeper.shim.client import Vm, VmSpec, find_vm, list_vms
 from innkeeper.shim.errors import ShimError
+from innkeeper.shim.vm import DEFAULT_GRACE
 from innkeeper.v1 import host_pb2
 
 app = typer.Typer(no_args_is_help=True, help="VMs: start one, list them, stop one.")
@@ -98,7 +99,7 @@ def stop(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of VMs.")],
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time to power off; then it is ended.")
-    ] = 10,
+    ] = DEFAULT_GRACE,
 ) -> None:
     """Powers VMs off; one that does not do so in time is ended.
 

@@ -34,7 +34,7 @@ from innkeeper.shim.progress import Phase, Progress, parse
 from innkeeper.shim.proxy import CHANNEL_OPTIONS
 from innkeeper.shim.spec import ColdDevice, ColdDisk, NinePShare, VmSpec
 from innkeeper.shim.statedir import StateDir, VmPaths, is_locked
-from innkeeper.shim.vm import check_grace
+from innkeeper.shim.vm import DEFAULT_GRACE, check_grace
 from innkeeper.v1 import host_pb2, host_pb2_grpc
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Ending:
     clean: bool
     """The guest powered itself off."""
     why: str = ""
-    """Why QEMU was ended instead, as in "its agent was away for the 10 s of grace"."""
+    """Why QEMU was ended instead, as in "its agent was away for the 30 s of grace"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +145,11 @@ class Vm:
             answer = await self._ask(host.Query(host_pb2.QueryQemuRequest(command=command)))
         return json.loads(answer.answer)
 
-    async def stop(self, grace: float = 10) -> bool:
+    async def stop(self, grace: float = DEFAULT_GRACE) -> bool:
         """True when the guest powered itself off; see `end`."""
         return (await self.end(grace)).clean
 
-    async def end(self, grace: float = 10) -> Ending:
+    async def end(self, grace: float = DEFAULT_GRACE) -> Ending:
         """Returns when daemon and QEMU are gone. QEMU is ended when the guest does
         not power itself off within `grace` seconds. A daemon that does not do it
         is killed, and QEMU with it. Raises BAD_FIELD, with nothing done."""

@@ -96,6 +96,7 @@ async def spawn_tied(
     *,
     output: int,
     pass_fds: Sequence[int] = (),
+    own_group: bool = False,
 ) -> asyncio.subprocess.Process:
     """Starts a program that the kernel kills when this process ends, however it ends.
 
@@ -103,6 +104,7 @@ async def spawn_tied(
     must be called from the main thread; it is cleared by fork, so the program
     must not daemonize itself. `setpriv` sets it in the child, where no Python
     may run between fork and exec. `output`: descriptor for stdout and stderr.
+    `own_group`: its pid is that of a process group, for a program that forks.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a tied program must be spawned from the main thread")
@@ -117,6 +119,7 @@ async def spawn_tied(
             stdout=output,
             stderr=output,
             pass_fds=tuple(pass_fds),
+            process_group=0 if own_group else None,
         )
     except FileNotFoundError as error:
         raise CommandError(words, "cannot start: no setpriv", hint="install util-linux") from error

@@ -173,6 +173,7 @@ class Daemon:
                 guest=guest,
                 table=table,
                 plugger=Plugger(qemu.monitor, guest, table, helpers),
+                helpers=helpers,
             )
             vm = RunningVm(parts)
             stack.push_async_callback(vm.parts.plugger.close)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,6 +60,7 @@ class Helpers:
                     helper.argv(listener.fileno()),
                     output=output.fileno(),
                     pass_fds=(listener.fileno(),),
+                    own_group=True,
                 )
             except commands.CommandError as error:
                 raise ShimError(Reason.HOST_LACKS, str(error)) from error
@@ -112,8 +115,9 @@ class Helpers:
 async def _end(running: _Running) -> None:
     running.watch.cancel()
     await asyncio.gather(running.watch, return_exceptions=True)
+    # virtiofsd serves in a child of its own, which a SIGTERM does not reach while it is stopped.
     with contextlib.suppress(ProcessLookupError):
-        running.process.kill()
+        os.killpg(running.process.pid, signal.SIGKILL)
     await running.process.wait()
     running.helper.socket.unlink(missing_ok=True)
 

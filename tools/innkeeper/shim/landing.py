@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+TEMPORARY = ".innkeeper-"
+"""How names of files begin that are not whole yet."""
+
 _LONGEST_PATH = 4095
 _SECOND = 1_000_000_000
 _LARGEST = (1 << 63) - 1
@@ -294,7 +297,7 @@ def _set_time(fd: int, header: pb.FileHeader) -> None:
 
 
 def _temporary() -> str:
-    return f".innkeeper-{secrets.token_hex(8)}"
+    return f"{TEMPORARY}{secrets.token_hex(8)}"
 
 
 def _umask() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from dataclasses import dataclass
@@ -13,20 +14,25 @@ from innkeeper.shim.errors import Reason, ShimError
 from innkeeper.shim.progress import Phase, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from innkeeper.shim.guest import Guest
+    from innkeeper.shim.helpers import Helpers
     from innkeeper.shim.link import Link
     from innkeeper.shim.machine import MachineShape
     from innkeeper.shim.plug import Plugger
     from innkeeper.shim.qemu import Qemu
     from innkeeper.shim.table import Table
 
-DEFAULT_GRACE = 10.0
+# Above the sum of all bounds that PID 1 of the guest has on its way down, or the machine
+# would be ended while disks are written.
+DEFAULT_GRACE = 30.0
 LONGEST_GRACE = 600.0
 
 # How PID 1 begins what it says on the console.
 _PID1_MARK = "innkeeper: "
+# The last that it says: disks are written and let go, the kernel is to end the machine.
+_ALL_STOPPED = f"{_PID1_MARK}everything is stopped"
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +65,7 @@ class Parts:
     guest: Guest
     table: Table
     plugger: Plugger
+    helpers: Helpers
 
 
 class RunningVm:
@@ -145,7 +152,34 @@ class RunningVm:
         if why:
             return await self._end(0, why)
         left = max(deadline - loop.time(), 0)
-        return await self._end(left, f"it did not power off within {grace:g} s")
+        async with self._without_helpers_at_the_end():
+            return await self._end(left, f"it did not power off within {grace:g} s")
+
+    @contextlib.asynccontextmanager
+    async def _without_helpers_at_the_end(self) -> AsyncIterator[None]:
+        """Within the block they end once nothing in the guest needs them: the kernel resets
+        its devices as the last act, and QEMU waits without end for a helper that hangs."""
+        down = asyncio.Event()
+
+        def note(line: str) -> None:
+            if _ALL_STOPPED in line:
+                down.set()
+
+        async def end() -> None:
+            await down.wait()
+            await self.parts.helpers.close()
+
+        console = self.parts.qemu.console
+        console.on_line(note)
+        for line in console.tail():
+            note(line)
+        ending = asyncio.create_task(end())
+        try:
+            yield
+        finally:
+            if not down.is_set():
+                ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
 
     async def _ask_to_power_off(self, grace: float) -> str:
         """Why the guest couldn't be asked; empty when it was, or is gone already.

@@ -19,6 +19,7 @@ from agent.core.model import DeviceNode
 from agent.handlers.storage.format import (
     MAKERS,
     Below,
+    first_line,
     format_if_empty,
     parse_export,
     unfinished,
@@ -150,6 +151,31 @@ async def test_another_file_system_than_asked_for(lab: JobBench) -> None:
     assert type_of(node) == "ext4"
 
 
+@pytest.mark.parametrize("at", [0, 512, 200 * 1024, MIB - 1])
+@pytest.mark.parametrize("fs_type", MAKERS)
+async def test_a_disk_of_data_that_blkid_does_not_know(
+    lab: JobBench, fs_type: str, at: int
+) -> None:
+    """Encrypted without a header, or a database's own format: it may be all that there is."""
+    need("blkid")
+    node = disk(lab)
+    # Noise, but the same one each time: blkid has signatures of two bytes.
+    write(node, at, bytes((i * i * 31 + 7) % 251 for i in range(1, 4097)))
+    before = head(node)
+    message = await refused(form(lab, node, fs_type))
+    assert f"{node.path} was written to at byte {at // 512 * 512}" in message
+    assert "is it encrypted? Then its key is needed" in message
+    assert head(node) == before
+
+
+async def test_data_behind_the_first_mebibyte_alone_are_not_seen(lab: JobBench) -> None:
+    """What the promise says, and no more."""
+    need("blkid", "mkfs.ext4")
+    node = disk(lab)
+    write(node, MIB, b"x")
+    assert await form(lab, node)
+
+
 async def test_several_signatures(lab: JobBench, tmp_path: Path) -> None:
     """Exit status 8 of blkid(8)."""
     program(tmp_path, "blkid", "exit 8")
@@ -173,7 +199,8 @@ async def test_a_disk_that_cannot_be_read(lab: JobBench, tmp_path: Path) -> None
     program(tmp_path, "blkid", "exit 2")
     program(tmp_path, "mkfs.ext4", f"touch {tmp_path}/made")
     node = disk(lab)
-    for n in range(1, 13):  # 128 KiB at its beginning, 64 KiB at its end
+    # 128 KiB at its beginning, 64 KiB at its end, its first MiB as a whole.
+    for n in range(1, 14):
         lab.files.calls.clear()
         lab.files.fail_at = n
         assert "nobody knows what it holds" in await refused(form(lab, node))
@@ -209,11 +236,83 @@ async def test_a_tool_that_the_image_lacks(
     assert f"the package {package}" in message
 
 
-async def test_mkfs_refuses(lab: JobBench) -> None:
-    """xfs has a least size; the tool's words come back."""
-    need("blkid", "mkfs.xfs")
-    node = disk(lab, size=MIB)
-    assert "exit status 1" in await refused(form(lab, node, "xfs"))
+async def test_too_small_for_xfs(lab: JobBench, tmp_path: Path) -> None:
+    """mkfs.xfs(8) would say so in 40 lines."""
+    program(tmp_path, "blkid", "exit 2")
+    message = await refused(form(lab, disk(lab, size=299 * MIB), "xfs"))
+    assert "it has 299 MiB, and xfs needs at least 300" in message
+
+
+async def test_mkfs_refuses(lab: JobBench, tmp_path: Path) -> None:
+    """What is wrong comes back, neither the tool's version nor how it is used."""
+    program(tmp_path, "blkid", "exit 2")
+    said = "echo mke2fs 1.47.0 >&2; echo Device too small >&2; echo Usage: >&2; exit 1"
+    program(tmp_path, "mkfs.ext4", said)
+    message = await refused(form(lab, disk(lab)))
+    assert message.endswith("mkfs.ext4: exit status 1: Device too small")
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("", ""),
+        ("mke2fs 1.47.0 (5-Feb-2023)\n\n  x: no space\nmore", "x: no space"),
+        (
+            "Filesystem must be larger than 300MB.\nUsage: mkfs.xfs\n",
+            "Filesystem must be larger than 300MB.",
+        ),
+        ("btrfs-progs v6.2\nERROR: too small", "ERROR: too small"),
+    ],
+)
+def test_the_line_that_says_what_is_wrong(output: str, line: str) -> None:
+    assert first_line(output) == line
+
+
+async def test_what_a_failed_mkfs_left_is_cleared(lab: JobBench, tmp_path: Path) -> None:
+    """Or the disk would not count as new any more."""
+    program(tmp_path, "blkid", "exit 2")
+    node = disk(lab)
+    program(
+        tmp_path, "mkfs.ext4", f"printf x | dd of={node.path} seek=5000 bs=1 conv=notrunc; exit 1"
+    )
+    await refused(form(lab, node))
+    assert head(node) == bytes(2 * MIB)
+
+
+async def test_what_somebody_else_made_is_not_cleared(lab: JobBench, tmp_path: Path) -> None:
+    need("mkfs.ext4", "blkid")
+    node = disk(lab)
+    real = shutil.which("mkfs.ext4", path=PATHS)
+    program(tmp_path, "mkfs.ext4", f"{real} -q {node.path}; exit 1")
+    await refused(form(lab, node))
+    assert type_of(node) == "ext4"
+
+
+@pytest.mark.parametrize("fs_type", MAKERS)
+async def test_what_is_made_between_look_and_clearing_stays(
+    lab: JobBench, tmp_path: Path, fs_type: str
+) -> None:
+    """By another attachment, that is, of the same disk: blkid saw nothing yet."""
+    need(f"mkfs.{fs_type}")
+    node = disk(lab)
+    program(tmp_path, "blkid", "exit 2")
+    real = shutil.which(f"mkfs.{fs_type}", path=PATHS)
+    program(tmp_path, f"mkfs.{fs_type}", f"{real} -q {node.path}; exit 1")
+    await refused(form(lab, node, fs_type))
+    assert lab.files.calls[-1] == "clear_disk"
+    (tmp_path / "bin/blkid").unlink()
+    assert type_of(node) == fs_type
+
+
+async def test_a_failed_mkfs_that_cannot_be_cleared(lab: JobBench, tmp_path: Path) -> None:
+    """The mkfs's own failure is what is told."""
+    program(tmp_path, "blkid", "exit 2")
+    program(tmp_path, "mkfs.ext4", "exit 7")
+    for n in (14, 26):  # a read, and the clearing itself
+        lab.files.calls.clear()
+        lab.files.fail_at = n
+        assert "exit status 7" in await refused(form(lab, disk(lab)))
+    assert lab.files.calls[-1] == "clear_disk"
 
 
 async def test_mkfs_takes_too_long(lab: JobBench, tmp_path: Path) -> None:

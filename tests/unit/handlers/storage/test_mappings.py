@@ -206,6 +206,16 @@ async def test_crypt_with_all_said(lab: JobBench) -> None:
     assert made.sectors == (MIB - 8192) // 512
 
 
+@pytest.mark.parametrize("length", [32, 48, 64])
+async def test_keys_of_xts(lab: JobBench, length: int) -> None:
+    """AES-128, -192 and -256, twice."""
+    await crypt(lab, replace(CRYPT, key=KEY[:length]))
+
+
+async def test_a_key_of_another_cipher_is_the_kernels_to_judge(lab: JobBench) -> None:
+    await crypt(lab, replace(CRYPT, key=KEY[:16], cipher="aes-cbc-essiv:sha256"))
+
+
 async def test_crypt_on_a_disk_that_is_read_only(lab: JobBench) -> None:
     node = lab.disk("vdb", "254:16", bytes(MIB))
     lab.bench.sysfs.write(lab.directory(node) / "ro", "1")
@@ -220,6 +230,7 @@ async def test_crypt_on_a_disk_that_is_read_only(lab: JobBench) -> None:
     ("change", "why"),
     [
         ({"key": b""}, "no key"),
+        ({"key": KEY[:63]}, "the key has 63 bytes, and aes-xts-plain64 takes 32 or 64"),
         ({"cipher": "aes 00 0 8:0"}, "not the name of a cipher"),
         ({"cipher": ""}, "not the name of a cipher"),
         ({"sector_size": 256}, "512, 1024, 2048, 4096"),

@@ -264,6 +264,24 @@ async def test_a_frozen_storage_is_thawed_before_it_is_unmounted(lab: Operations
     assert lab.kernel.frozen == set()
 
 
+async def test_a_thaw_that_does_not_come_back_does_not_keep_a_storage(
+    lab: OperationsBench,
+) -> None:
+    """Storages.Detach: a file system that does not answer is taken off lazily."""
+    lab.attach()
+    await freeze(lab)
+    lab.kernel.errors["thaw"] = [timed_out("thaw of /mnt/data did not come back")]
+    await lab.operations.before_unmount("data", soon())
+    assert lab.operations.frozen("data")
+
+
+async def test_a_thaw_that_is_refused_does(lab: OperationsBench) -> None:
+    lab.attach()
+    await freeze(lab)
+    lab.kernel.errors["thaw"] = [OSError(errno.EIO, "thaw", "/mnt/data")]
+    await refused(lab.operations.before_unmount("data", soon()), Reason.KERNEL_REFUSED)
+
+
 async def test_an_unmount_without_a_freeze_asks_nothing_of_the_file_system(
     lab: OperationsBench,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ class Disk:
         device = AttachedDevice(
             request=DeviceRequest(id="d1", address=PciPath.parse("02"), kind=BlockExpectation()),
             pci_path=None,
-            bdf="",
+            bdf="0000:00:02.0",
             sysfs_path="",
             driver="",
             numa_node=None,
@@ -119,7 +120,8 @@ async def test_number_and_label_of_two_partitions(disk: Disk) -> None:
     disk.partition("vdb1", 1, label="boot")
     disk.partition("vdb2", 2, label="root")
     error = await disk.missing(1, "root")
-    assert "vdb has no partition 1 with the label 'root'" in error.message
+    assert "partition 1 with the label 'root' of device d1" in error.message
+    assert "vdb has no such partition, only 1 'boot', 2 'root'" in error.message
 
 
 async def test_two_partitions_with_one_label(disk: Disk) -> None:
@@ -143,14 +145,19 @@ async def test_a_partition_that_is_not_there(disk: Disk) -> None:
     assert error.reason is Reason.DEVICE_NOT_READY
     assert error.code is Code.DEADLINE_EXCEEDED
     listed = "1 (label 'boot', 1048576 bytes), 10 (no label, 1048576 bytes)"
-    assert f"vdb has no partition 3; it has {listed}" in error.message
+    assert error.message.count("partition 3") == 1
+    assert error.fields["evidence"] == "vdb has no such partition, only 1 'boot', 10"
     assert error.fields["partitions"] == listed
+    assert listed not in error.message
+    assert error.hint is None
     assert "with the label 'x'" in (await disk.missing(label="x")).message
 
 
 async def test_a_disk_without_a_table(disk: Disk) -> None:
     error = await disk.missing(1)
     assert "no partition table on vdb" in error.message
+    assert error.hint is not None
+    assert "GPT" not in error.hint
     assert error.fields["partitions"] == "none"
 
 
@@ -158,6 +165,24 @@ async def test_a_label_on_a_disk_with_an_mbr(disk: Disk) -> None:
     disk.partition("vdb1", 1)
     error = await disk.missing(label="root")
     assert "a label needs a GPT" in str(error)
+
+
+async def test_the_log_of_an_earlier_disk_of_this_name_is_not_told(disk: Disk) -> None:
+    """It is told by its PCI function since when the disk is there."""
+    asked: list[tuple[str, ...]] = []
+
+    class Log:
+        def lines(self, names: tuple[str, ...]) -> tuple[str, ...]:
+            asked.append(names)
+            return ()
+
+        def refusal(self, names: tuple[str, ...]) -> None: ...
+        def explanation(self, names: tuple[str, ...]) -> None: ...
+
+    board = disk.lab.bench.board
+    board.tree = replace(board.tree, log=Log())
+    await disk.missing(1)
+    assert asked == [("vdb", "0000:00:02.0")]
 
 
 async def test_partitions_come_after_their_disk(disk: Disk) -> None:

@@ -98,6 +98,15 @@ def test_a_disk_to_write_to_has_the_size_asked_for(cache: DiskCache, source: Pat
     assert roomy.stat().st_size >= 64 * MIB
 
 
+def test_a_size_that_is_too_small_is_told_with_one_that_is_not(
+    cache: DiskCache, source: Path
+) -> None:
+    (source / "large").write_bytes(os.urandom(4 * MIB))
+    plan = making.plan(str(source), fs_type=FsType.EXT4, size=2 * MIB)
+    with pytest.raises(DiskError, match=r"2 MiB is too small .* gets [5-9] MiB"):
+        making.make(plan, cache)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

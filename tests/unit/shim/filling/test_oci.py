@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from innkeeper.shim import commands
-from innkeeper.shim.filling.oci import Layout, is_layout
+from innkeeper.shim.filling.oci import Layout, is_layout, split
 from innkeeper.shim.guest_disk import DiskError
 from tests.fakes.oci_layout import AMD64, FakeLayout, member, symlink, tar_of
 
@@ -76,6 +76,19 @@ def test_a_whiteout_through_a_link_stays_inside(
     assert paths(made, stack) == ["etc", "etc/b", "out", "var", "var/d", "var/d/y", "var/x"]
 
 
+def test_what_may_not_be_looked_into_is_no_layout() -> None:
+    """A name of more than 255 bytes is refused by the kernel, as is a directory of others."""
+    assert not is_layout(Path("x" * 256))
+
+
+def test_an_image_of_a_layout_is_written_behind_a_colon(made: FakeLayout) -> None:
+    made.add(BASE, name="v1")
+    layout = made.write()
+    assert split(f"{layout}:v1") == (layout, "v1")
+    assert split(str(layout)) == (layout, "")
+    assert split(f"{layout}x:v1") == (layout.with_name(f"{layout.name}x:v1"), "")
+
+
 @pytest.mark.parametrize("name", ["../.wh.etc", "a/../../.wh.x", ".wh.", ".wh..", ".wh..."])
 def test_a_whiteout_of_what_can_not_be_is_refused(
     made: FakeLayout, stack: contextlib.ExitStack, name: str
@@ -110,6 +123,8 @@ def test_the_image_of_this_platform_is_taken_and_others_are_asked_for_by_name(
     made.nest(name="v1")
     assert paths(made, stack) == ["amd"]
     made.add(tar_of(member("other", b"")), name="v2")
+    with pytest.raises(DiskError, match="holds no image with the name 'v3'; images: v1, v2"):
+        Layout(made.write(), "v3")
     with pytest.raises(DiskError, match="holds 2 images for linux/amd64; images: v1, v2"):
         paths(made, stack)
     assert paths(made, stack, "v1") == ["amd"]

@@ -20,6 +20,7 @@ from innkeeper.image.model import ImageError
 from innkeeper.image.toolbox import Toolbox
 from innkeeper.shim import commands
 from innkeeper.shim.guest_disk import DiskError, make_disk
+from innkeeper.shim.sizes import in_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,8 +84,10 @@ def _make_ext4(tar: Path, target: Path, written: Written, *, size: int, writable
                 *("-d", tar, target, str(blocks)),
             )
         except commands.CommandError as error:
-            if size or not _is_full(error):
+            if not _is_full(error):
                 raise
+            if size:
+                raise _too_small(size, written, writable=writable) from error
             blocks = math.ceil(blocks * _GROWTH)
         else:
             return
@@ -98,8 +101,15 @@ def _unpack_and_fill(tar: Path, target: Path, *, size: int, free: int) -> None:
         raise DiskError(f"{made.left_out} device nodes: only root can make them here; {_HINT}")
 
 
+def _too_small(size: int, written: Written, *, writable: bool) -> DiskError:
+    likely = math.ceil(_blocks_for(written, writable=writable) * _BLOCK / _LEAST)
+    return DiskError(
+        f"a disk of {in_words(size)} is too small for it: without a size it gets {likely} MiB"
+    )
+
+
 def _is_full(error: commands.CommandError) -> bool:
-    texts = ("allocate", "No space left", "too small", "journal")
+    texts = ("allocate", "No space left", "too small", "too big for a", "journal")
     return any(text in error.stderr_tail for text in texts)
 
 
