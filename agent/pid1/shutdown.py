@@ -163,8 +163,7 @@ class Shutdown:
         return {target for target, ended in ends.items() if not ended}
 
     def _unmount(self, leaving: Leaving, unwritten: set[str]) -> Steps:
-        seconds = self._layout.bounds.unmount
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self._layout.bounds.unmount
         for wave in leaving.waves:
             ends = self._run_each(self._layout.unmount, tuple(target for target, _ in wave))
             # What hangs gets its chance, but no other waits for it.
@@ -172,7 +171,7 @@ class Shutdown:
             yield Until(partial(all, awaited), max(0.0, deadline - time.monotonic()))
             for target, ended in ends.items():
                 if not ended:
-                    self._say(f"{target} could not be unmounted within {seconds:g} s")
+                    self._say(f"{target} could not be unmounted in time")
                 elif ended[0].code:
                     self._say(f"{target} stays mounted: unmounting ended with {ended[0].code}")
 

@@ -105,6 +105,7 @@ class Helpers:
 
     async def _watch(self, device_id: str, process: asyncio.subprocess.Process) -> None:
         status = await process.wait()
+        _kill_group(process)
         if device_id in self._running:
             name = self._running[device_id].helper.name
             how = f"{name} ended, {commands.describe_status(status)}"
@@ -115,11 +116,17 @@ class Helpers:
 async def _end(running: _Running) -> None:
     running.watch.cancel()
     await asyncio.gather(running.watch, return_exceptions=True)
-    # virtiofsd serves in a child of its own, which a SIGTERM does not reach while it is stopped.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.process.pid, signal.SIGKILL)
+    # Of one that ended earlier the number may be another's by now.
+    if running.process.returncode is None:
+        _kill_group(running.process)
     await running.process.wait()
     running.helper.socket.unlink(missing_ok=True)
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """virtiofsd serves in a child of its own, which no SIGTERM reaches while it is stopped."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _listening(path: Path) -> socket.socket:
