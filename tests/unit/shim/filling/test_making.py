@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -98,13 +99,21 @@ def test_a_disk_to_write_to_has_the_size_asked_for(cache: DiskCache, source: Pat
     assert roomy.stat().st_size >= 64 * MIB
 
 
+@pytest.mark.parametrize("old", [False, True])
 def test_a_size_that_is_too_small_is_told_with_one_that_is_not(
-    cache: DiskCache, source: Path
+    cache: DiskCache, source: Path, monkeypatch: pytest.MonkeyPatch, *, old: bool
 ) -> None:
+    """Also where mke2fs is too old to fill a file system from a tar."""
+    if old:
+        monkeypatch.setattr(mkfs, "mke2fs", _too_old)
     (source / "large").write_bytes(os.urandom(4 * MIB))
     plan = making.plan(str(source), fs_type=FsType.EXT4, size=2 * MIB)
     with pytest.raises(DiskError, match=r"2 MiB is too small .* gets [5-9] MiB"):
         making.make(plan, cache)
+
+
+def _too_old(newest: int) -> NoReturn:
+    raise DiskError("no mke2fs here that fills a file system from a tar")
 
 
 @pytest.mark.parametrize(

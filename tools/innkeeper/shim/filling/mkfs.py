@@ -70,7 +70,7 @@ def _make_ext4(tar: Path, target: Path, written: Written, *, size: int, writable
     try:
         program = mke2fs(written.newest)
     except DiskError:
-        _unpack_and_fill(tar, target, size=size, free=_ROOM if writable else 0)
+        _unpack_and_fill(tar, target, written, size=size, writable=writable)
         return
     features = () if writable else ("-O", "^has_journal,^resize_inode,^orphan_file")
     blocks = size // _BLOCK or _blocks_for(written, writable=writable)
@@ -94,9 +94,16 @@ def _make_ext4(tar: Path, target: Path, written: Written, *, size: int, writable
     raise DiskError(f"{target}: {blocks} blocks are still too few")
 
 
-def _unpack_and_fill(tar: Path, target: Path, *, size: int, free: int) -> None:
+def _unpack_and_fill(
+    tar: Path, target: Path, written: Written, *, size: int, writable: bool
+) -> None:
     """With any mke2fs: by way of a directory. An ordinary user makes no device nodes so."""
-    made = make_disk(tar, target, size=size or None, free=free)
+    try:
+        made = make_disk(tar, target, size=size or None, free=_ROOM if writable else 0)
+    except commands.CommandError as error:
+        if size and _is_full(error):
+            raise _too_small(size, written, writable=writable) from error
+        raise
     if made.left_out:
         raise DiskError(f"{made.left_out} device nodes: only root can make them here; {_HINT}")
 
