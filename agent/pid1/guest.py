@@ -33,7 +33,8 @@ _MODULES_WITHIN = 30.0
 _DESCRIPTORS = (65536, 524288)
 
 
-_OWN_DIRECTORIES = ((_RUN, 0o700), *((f"{_RUN}/{name}", 0o700) for name in _KEPT))
+# Who is root only in a user namespace goes through to its own root, and sees nothing else.
+_OWN_DIRECTORIES = ((_RUN, 0o711), *((f"{_RUN}/{name}", 0o700) for name in _KEPT))
 
 
 class GuestBoot:

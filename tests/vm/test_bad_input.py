@@ -315,6 +315,7 @@ def device_cases() -> dict[str, list[Case]]:
 
 def storage_cases() -> dict[str, list[Case]]:
     get, detach = storages.GetStorageRequest, storages.DetachStorageRequest
+    freeze = storages.FreezeStorageRequest
     places = ("relative", "/etc", "/mnt", "/mnt/../etc", "/mnt//a", "/mnt/a/", "/run/innkeeper/x")
     used = grpc.StatusCode.ALREADY_EXISTS, "MOUNT_POINT_IN_USE"
     below = "/run/innkeeper/storages"
@@ -322,15 +323,17 @@ def storage_cases() -> dict[str, list[Case]]:
         "Storages.Attach": [
             *same(BAD_FIELD, storages.AttachStorageRequest()),
             *same(BAD_ID, *(storage(id=bad) for bad in IDS)),
-            *same(BAD_ID, *(storage(block=block(device_id=bad)) for bad in IDS)),
+            *same(BAD_ID, *(storage(block=block(device_id=bad)) for bad in IDS if bad)),
+            *same(BAD_FIELD, storage(block=block(device_id=""))),
             *same(BAD_FIELD, *(storage(mount_point=bad) for bad in (*places, "/mnt/a\0b"))),
             *same(BAD_ID, storage(mount_point=f"{below}/-rf")),
             *same(BAD_FIELD, *(storage(timeout_seconds=bad) for bad in SECONDS)),
             *same(BAD_FIELD, storage(block=None), storage(block=block(fs_type=""))),
             *same(BAD_FIELD, storage(block=block(fs_type="tmpfs")), storage(options=["a\0b"])),
             *same(BAD_FIELD, storage(block=block(fs_type="../ext4"))),
-            *same(NOT_BUILT, storage(block=None, tmpfs=storages.TmpfsSource())),
-            *same(NOT_BUILT, storage(fs_group=5), storage(block=block(format_if_empty=True))),
+            *same(BAD_FIELD, *(storage(block=None, **bad) for bad in _bad_sources())),
+            *same(BAD_FIELD, storage(fs_group=2**32 - 1), storage(fs_group=1, fs_group_policy=9)),
+            *same(unknown("STORAGE"), storage(block=None, bind=_bind("none"))),
             *same(unknown("DEVICE"), storage(block=block(device_id="none"))),
             *same(ID_IN_USE, storage(id="data"), storage(id="data", read_only=True)),
             *same(used, storage(mount_point=f"{below}/data")),
@@ -349,6 +352,68 @@ def storage_cases() -> dict[str, list[Case]]:
             *same(unknown("STORAGE"), get(id="none")),
         ],
         "Storages.List": [],
+        "Storages.Stats": _by_id(storages.StorageStatsRequest),
+        "Storages.Resize": _by_id(storages.ResizeStorageRequest),
+        "Storages.Trim": _by_id(storages.TrimStorageRequest),
+        "Storages.Thaw": _by_id(storages.ThawStorageRequest),
+        "Storages.Freeze": [
+            *_by_id(freeze),
+            *same(BAD_FIELD, *(freeze(id="data", timeout_seconds=bad) for bad in SECONDS)),
+        ],
+        "Storages.Refresh": [
+            *_by_id(storages.RefreshStorageRequest),
+            *same(WRONG_STATE, storages.RefreshStorageRequest(id="data")),
+        ],
+    }
+
+
+def _by_id(request: Any) -> list[Case]:
+    return [
+        *same(BAD_ID, *(request(id=bad) for bad in IDS)),
+        *same(unknown("STORAGE"), request(id="none")),
+    ]
+
+
+def _bind(storage_id: str) -> storages.BindSource:
+    return storages.BindSource(directory=storages.StorageDirectory(storage_id=storage_id))
+
+
+def _bad_sources() -> list[dict[str, Message]]:
+    return [
+        {"virtiofs": storages.VirtiofsSource()},
+        {"nine_p": storages.NinePSource()},
+        {"tmpfs": storages.TmpfsSource(mode=0o20000)},
+        {"hugetlb": storages.HugetlbSource(page_size=3)},
+        {"bind": storages.BindSource(path="relative")},
+        {"overlay": storages.OverlaySource()},
+        {"nfs": storages.NfsSource(path="/x")},
+        {"cifs": storages.CifsSource(server="x")},
+        {"ceph": storages.CephSource()},
+        {"watched": storages.WatchedSource()},
+    ]
+
+
+def files_cases() -> dict[str, list[Case]]:
+    missing = grpc.StatusCode.NOT_FOUND, "FILE_NOT_FOUND"
+    root = files.FileRoot(storage_id="data")
+
+    def start(**parts: Any) -> files.CopyInRequest:
+        return files.CopyInRequest(start=files.CopyStart(**parts))
+
+    out = files.CopyOutRequest
+    return {
+        "Files.CopyIn": [
+            *same(BAD_FIELD, files.CopyInRequest(), start(), start(root=root, path="../x")),
+            *same(BAD_ID, *(start(root=files.FileRoot(storage_id=bad)) for bad in IDS)),
+            *same(unknown("STORAGE"), start(root=files.FileRoot(storage_id="none"))),
+            *same(unknown("CONTAINER"), start(root=files.FileRoot(container_id="none"))),
+        ],
+        "Files.CopyOut": [
+            *same(BAD_FIELD, out(), out(root=root, path=".."), out(root=root, path="a\0b")),
+            *same(BAD_ID, *(out(root=files.FileRoot(container_id=bad)) for bad in IDS)),
+            *same(unknown("STORAGE"), out(root=files.FileRoot(storage_id="none"))),
+            *same(missing, out(root=root, path="no/such/file")),
+        ],
     }
 
 
@@ -611,6 +676,11 @@ def host_cases() -> dict[str, list[Case]]:
             *bad_plugs(),
         ],
         "Host.ListPorts": [],
+        "Host.ResizeDisk": [
+            *same(BAD_FIELD, *(host.ResizeDiskRequest(id=bad) for bad in IDS)),
+            *same(BAD_FIELD, host.ResizeDiskRequest(id="data", size=1)),
+            *same(unknown("DEVICE"), host.ResizeDiskRequest(id="none")),
+        ],
         "Host.Unplug": [
             *same(BAD_FIELD, *(unplug(id=bad) for bad in IDS)),
             *same(BAD_FIELD, *(unplug(id="data", timeout_seconds=bad) for bad in SECONDS)),
@@ -631,6 +701,7 @@ CASES = {
     **sandbox_cases(),
     **device_cases(),
     **storage_cases(),
+    **files_cases(),
     **container_cases(),
     **process_cases(),
     **host_cases(),

@@ -63,7 +63,9 @@ class Bundle:
     def make(self) -> None:
         """Raises AgentError."""
         try:
-            self.path.mkdir(mode=0o700, parents=True)
+            # A container that is root only in a user namespace must get to its root.
+            self.path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o711)
         except OSError as error:
             raise kernel_refused(error, doing=f"make the bundle {self.path}") from error
 
@@ -155,7 +157,7 @@ class Bundle:
         """Show a file or directory here too; returns its path. Raises MOUNT_REFUSED."""
         target = self._sources / name
         try:
-            self._sources.mkdir(mode=0o700, exist_ok=True)
+            self._sources.mkdir(mode=0o711, exist_ok=True)
             if await files.is_directory(location, deadline):
                 target.mkdir(mode=0o755)
             else:
@@ -200,6 +202,8 @@ class Bundle:
 
     def _write(self, path: Path, text: str) -> None:
         try:
+            # It holds the environment, which may be secret.
+            path.touch(mode=0o600)
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise kernel_refused(error, doing=f"write {path}", reason=Reason.NO_SPACE) from error

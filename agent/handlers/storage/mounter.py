@@ -95,7 +95,7 @@ class Mounter:
             raise kernel_refused(error, doing=doing, reason=reason, hint=hint) from error
 
     def _make_own(self, path: Path, *, on_file: bool) -> None:
-        self._roots.storages.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._roots.storages.mkdir(mode=0o711, parents=True, exist_ok=True)
         if on_file:
             path.touch(mode=0o600)
         else:
