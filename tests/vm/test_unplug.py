@@ -356,5 +356,5 @@ async def test_only_one_bus_is_looked_at(
     await detach(machine, "data", devices.DETACH_PHASE_CANCEL)
     await unplug(machine, "data")
     # Not by `>`, whose truncation may be told as a modification of its own.
-    await observer.ask("echo 1 1<>/sys/bus/pci/rescan")
+    await observer.ask("echo 1 >>/sys/bus/pci/rescan")
     await rescans.until(1)

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 _POOLS = "kernel/mm/hugepages"
 _PREFIX, _SUFFIX = "hugepages-", "kB"
-_LINE = re.compile(r"^(MemTotal|Hugetlb):\s*([0-9]+) kB$", re.MULTILINE)
+_LINE = re.compile(r"^(MemAvailable):\s*([0-9]+) kB$", re.MULTILINE)
+
+# What the guest itself goes on with: the kernel gives away the last page, and kills for more.
+_RESERVE = 64 << 20
 
 
 def page_sizes(roots: Roots) -> tuple[int, ...]:
@@ -63,13 +66,13 @@ async def allocate(job: Job[object], page_size: int, pages: int) -> None:
 def _refuse_more_than_there_is(roots: Roots, page_size: int, pages: int) -> None:
     """The kernel would move memory about for minutes before it says so."""
     found = dict(_LINE.findall(read_optional(roots.proc / "meminfo") or ""))
-    if "MemTotal" not in found:
+    if "MemAvailable" not in found:
         return
-    total, taken = (int(found.get(name, 0)) << 10 for name in ("MemTotal", "Hugetlb"))
-    if page_size * pages > total - taken:
+    available = int(found["MemAvailable"]) << 10
+    if page_size * pages > available - _RESERVE:
         raise _too_few(
-            f"{pages} huge pages of {page_size} bytes are more than the guest's memory: "
-            f"{total} bytes, of which {taken} are huge pages already",
+            f"{pages} huge pages of {page_size} bytes are more than the guest can spare: "
+            f"{available} bytes are available, of which it needs {_RESERVE}",
             page_size=page_size,
             pages=pages,
             got=0,
