@@ -17,6 +17,7 @@ from innkeeper.v1 import host_pb2
 from tests.contract.test_shim_daemon import Host, host, raises, running
 from tests.fakes.plugs import disk_plug, plug
 from tests.fakes.virtiofsd import fake_virtiofsd
+from tests.fakes.waiting import until
 
 __all__ = ["host"]  # a fixture
 
@@ -87,9 +88,7 @@ async def test_a_killed_daemon_takes_its_servers_along(
     async with running(host) as vm:
         await vm.plug(share)
         os.kill(vm.daemon_pid, signal.SIGKILL)
-        async with asyncio.timeout(30):
-            while servers(tmp_path / "virtiofsd"):  # noqa: ASYNC110 - processes of others
-                await asyncio.sleep(0.01)
+        await until(lambda: not servers(tmp_path / "virtiofsd"))
 
 
 async def test_private_memory_is_not_shared(host: Host, share: host_pb2.PlugRequest) -> None:

@@ -24,6 +24,7 @@ from innkeeper.v1 import storages_pb2 as storages
 from innkeeper.v1 import types_pb2 as types
 from tests.command_line import Innkeeper
 from tests.fakes.plugs import disk_plug, plug
+from tests.fakes.waiting import until
 from tests.vm.attachment import Attachment
 from tests.vm.disks import on_disk
 from tests.vm.guest import Guest, booted, refused
@@ -210,9 +211,7 @@ async def test_a_daemon_that_is_killed_leaves_no_server(image: Path, directory: 
         await vm.plug(plug("src", share=host.Share(directory=str(directory))))
         assert servers_of(directory) != []
         os.kill(vm.daemon_pid, signal.SIGKILL)
-        async with asyncio.timeout(30):
-            while servers_of(directory):  # noqa: ASYNC110 - processes of others
-                await asyncio.sleep(0.05)
+        await until(lambda: not servers_of(directory))
     finally:
         await vm.stop()
 
