@@ -102,10 +102,14 @@ class Teardown:
 
 
 async def _while_some_go(removals: Iterable[_Removal], deadline: Deadline) -> dict[str, str]:
-    """Name and reason of each object that is still there when no more of them go."""
+    """Name and reason of each object that is still there when no more of them go.
+
+    Told in the order of `removals`: which of them was refused first is chance.
+    """
+    chosen = list(removals)
     left: dict[str, str] = {}
     waiting: list[_Removal] = []
-    running = {asyncio.create_task(_failure(one, deadline)): one for one in removals}
+    running = {asyncio.create_task(_failure(one, deadline)): one for one in chosen}
     try:
         while running:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +125,7 @@ async def _while_some_go(removals: Iterable[_Removal], deadline: Deadline) -> di
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    return {one.name: left[one.name] for one in waiting}
+    return {one.name: left[one.name] for one in chosen if one in waiting}
 
 
 async def _all_at_once(removals: Iterable[_Removal], deadline: Deadline) -> dict[str, str]:

@@ -65,5 +65,14 @@ async def test_what_nobody_lets_go_is_told_once_nothing_else_goes() -> None:
     assert await teardown.run(30) == ("storage base: in use", "storage top: in use")
 
 
+async def test_what_is_left_is_told_in_the_order_of_the_list() -> None:
+    storages = _Storages()
+    storages.there = [f"disk{number}" for number in range(20)]
+    storages.detach = _refused  # type: ignore[method-assign]
+    teardown = Teardown(containers=_Nothing(), storages=storages, devices=_Nothing())
+    told = await teardown.run(30)
+    assert told == tuple(f"storage disk{number}: in use" for number in range(20))
+
+
 async def _refused(storage_id: str, timeout: float | None) -> None:
     raise wrong_state("in use", reason=Reason.STILL_IN_USE)
