@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agent.core.addresses import Address
     from agent.core.kinds import Expectation, Info
+    from agent.core.network import InterfaceGrant
     from agent.core.pci import PciPath
     from agent.core.sources import Source
 
@@ -188,6 +189,7 @@ class ContainerRequest:
     storages: tuple[StorageMount, ...] = ()
     devices: tuple[DeviceGrant, ...] = ()
     exclusive_cpus: int = 0
+    interfaces: tuple[InterfaceGrant, ...] = ()
     timeout: float | None = field(default=None, compare=False)
 
 

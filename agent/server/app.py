@@ -16,11 +16,13 @@ from agent.server.files import FilesService
 from agent.server.health import Health, HealthService
 from agent.server.interceptors import Guard
 from agent.server.limits import CALLS_IN_FLIGHT, TRANSPORT_BYTES
+from agent.server.network import NetworkService
 from agent.server.processes import ProcessesService
 from agent.server.reflection import SERVICE as REFLECTION
 from agent.server.reflection import ReflectionService
 from agent.server.routing import Methods, endless_paths, service_handler
 from agent.server.sandbox import Guest, SandboxService
+from agent.server.sockets import SocketsService
 from agent.server.storages import StoragesService
 from innkeeper.v1 import (
     containers_pb2,
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
         ContainerManager,
         DeviceManager,
         FileManager,
+        NetworkManager,
         ProcessManager,
+        SocketManager,
         StorageManager,
         StorageOperations,
     )
@@ -71,6 +75,8 @@ class Managers:
     containers: ContainerManager
     processes: ProcessManager
     files: FileManager
+    network: NetworkManager
+    sockets: SocketManager
 
 
 def build_server(
@@ -124,15 +130,16 @@ def _tables(
     storages = StoragesService(
         managers.storages, managers.storage_operations, timeout=hotplug_timeout
     )
+    network = NetworkService(managers.network, timeout=hotplug_timeout)
     return {
         _service(sandbox_pb2.DESCRIPTOR): SandboxService(guest).methods,
         _service(devices_pb2.DESCRIPTOR): devices.methods,
         _service(storages_pb2.DESCRIPTOR): storages.methods,
         _service(containers_pb2.DESCRIPTOR): ContainersService(managers.containers).methods,
         _service(processes_pb2.DESCRIPTOR): ProcessesService(managers.processes).methods,
-        _service(network_pb2.DESCRIPTOR): {},
+        _service(network_pb2.DESCRIPTOR): network.methods,
         _service(files_pb2.DESCRIPTOR): FilesService(managers.files).methods,
-        _service(sockets_pb2.DESCRIPTOR): {},
+        _service(sockets_pb2.DESCRIPTOR): SocketsService(managers.sockets).methods,
     }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from agent.core.copies import Copied, CopyFrame, CopyInRules, CopyOutRules
     from agent.core.deadlines import Deadline
@@ -28,8 +29,23 @@ if TYPE_CHECKING:
         Stream,
         WindowSize,
     )
+    from agent.core.network import (
+        DnsState,
+        DnsWish,
+        Family,
+        FirewallFormat,
+        InterfaceState,
+        InterfaceWish,
+        NeighborsState,
+        NeighborsWish,
+        RoutesState,
+        RoutesWish,
+    )
     from agent.handlers.guest.files import FileRoot
     from agent.handlers.guest.resources import ResourcesOnline, ResourcesRequest
+    from agent.handlers.sockets.addresses import SocketPlace
+    from agent.handlers.sockets.manager import Listener
+    from agent.handlers.sockets.streams import SocketStream
     from agent.handlers.storage.growing import ResizedStorage
     from agent.handlers.storage.health import StorageStats
 
@@ -108,6 +124,48 @@ class FileManager(Protocol):
     def copy_out(
         self, root: FileRoot, path: str, rules: CopyOutRules
     ) -> AsyncGenerator[CopyFrame, None]: ...
+
+
+class SocketManager(Protocol):
+    """agent.handlers.sockets.manager"""
+
+    def connected(self, place: SocketPlace) -> AbstractAsyncContextManager[SocketStream]: ...
+    def listening(self, place: SocketPlace) -> AbstractAsyncContextManager[Listener]: ...
+    def taken(self, number: int) -> AbstractAsyncContextManager[SocketStream]: ...
+
+
+class NetworkManager(Protocol):
+    """agent.handlers.network.manager"""
+
+    async def apply_interfaces(
+        self, wishes: tuple[InterfaceWish, ...], timeout: float | None
+    ) -> tuple[InterfaceState, ...]: ...
+    async def remove_interface(self, name: str, timeout: float | None) -> None: ...
+    async def interfaces(self, timeout: float | None) -> tuple[InterfaceState, ...]: ...
+    async def apply_routes(self, wish: RoutesWish, timeout: float | None) -> RoutesState: ...
+    async def routes(
+        self, *, table: int, family: Family | None, timeout: float | None
+    ) -> RoutesState: ...
+    async def apply_neighbors(
+        self, wish: NeighborsWish, timeout: float | None
+    ) -> NeighborsState: ...
+    async def neighbors(self, timeout: float | None) -> NeighborsState: ...
+    async def apply_dns(self, wish: DnsWish, timeout: float | None) -> DnsState: ...
+    def dns_state(self) -> DnsState: ...
+    async def apply_sysctls(
+        self, values: Mapping[str, str], timeout: float | None
+    ) -> tuple[Mapping[str, str], Mapping[str, str]]: ...
+    async def firewall(
+        self,
+        format: FirewallFormat | None,  # noqa: A002 - the protocol's word
+        timeout: float | None,
+    ) -> tuple[FirewallFormat, bytes]: ...
+    async def set_firewall(
+        self,
+        format: FirewallFormat,  # noqa: A002 - the protocol's word
+        rules: bytes,
+        timeout: float | None,
+    ) -> tuple[FirewallFormat, bytes]: ...
 
 
 class ResourceManager(Protocol):

@@ -37,3 +37,45 @@ LONGEST_TIMEOUT: Final = 86_400.0
 
 MODULES: Final = 16
 """Kernel modules that one device may ask for."""
+
+INTERFACE_BATCH: Final = 64
+"""Most interfaces in one Network.ApplyInterfaces."""
+
+INTERFACE_ADDRESSES: Final = 1024
+"""Most addresses that a request gives one interface."""
+
+ALTERNATIVE_NAMES: Final = 64
+"""Most alternative names that a request gives one interface."""
+
+OFFLOADS: Final = 256
+"""Most offloads that a request sets on one interface."""
+
+ROUTES: Final = 100_000
+"""Most routes in one Network.ApplyRoutes."""
+
+RULES: Final = 4096
+"""Most policy rules in one Network.ApplyRoutes."""
+
+NEXT_HOPS: Final = 256
+"""Most ways of one route."""
+
+NEIGHBORS: Final = 16_384
+"""Most neighbours and forwarding entries in one Network.ApplyNeighbors, together."""
+
+EXACT_DEVICES: Final = 1024
+"""Most devices that one Network.ApplyNeighbors makes exact."""
+
+DNS_ENTRIES: Final = 32
+"""Most name servers, search domains and options, of each."""
+
+HOSTS: Final = 4096
+"""Most lines of /etc/hosts that a request gives."""
+
+HOST_NAMES: Final = 64
+"""Most names on one line of /etc/hosts."""
+
+SYSCTLS: Final = 256
+"""Most sysctls in one Network.ApplySysctls."""
+
+FIREWALL_BYTES: Final = 8 << 20
+"""Largest text of a firewall's rules."""

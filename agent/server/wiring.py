@@ -37,6 +37,10 @@ from agent.handlers.guest.podmemory import PodMemory
 from agent.handlers.guest.resources import Resources
 from agent.handlers.guest.shutdown import Shutdown
 from agent.handlers.guest.teardown import Teardown
+from agent.handlers.network.firewall import Firewall
+from agent.handlers.network.manager import Mechanisms as NetworkMechanisms
+from agent.handlers.network.manager import NetworkManager
+from agent.handlers.network.resolver import Resolver
 from agent.handlers.runtime.containers import Containers
 from agent.handlers.runtime.context import RuntimeContext
 from agent.handlers.runtime.crun import Crun
@@ -46,6 +50,9 @@ from agent.handlers.runtime.processes import Processes
 from agent.handlers.runtime.restore import restore as restore_containers
 from agent.handlers.runtime.retention import EXEC_LIMIT
 from agent.handlers.runtime.streams import WINDOW, StreamHome
+from agent.handlers.sockets.manager import Sockets
+from agent.handlers.sockets.places import ContainerPlaces
+from agent.handlers.sockets.workers import SocketWorkers
 from agent.handlers.storage.freezes import Freezes
 from agent.handlers.storage.manager import StorageManager
 from agent.handlers.storage.operations import StorageOperations
@@ -110,6 +117,8 @@ class Tables:
     processes: Processes
     copies: CopyWorkers
     files: Files
+    network: NetworkManager
+    sockets: Sockets
     exclusive: ExclusiveCpus
     resources: Resources
     context: RuntimeContext
@@ -197,9 +206,11 @@ def _tables(parts: Mechanisms) -> Tables:
     )
     storages = _storages(parts, devices)
     exclusive = ExclusiveCpus(roots=parts.roots, events=parts.events, board=parts.board)
-    context = _runtime_context(parts, sandbox, devices, storages, exclusive)
+    network = _network(parts, devices)
+    context = _runtime_context(parts, sandbox, devices, storages, exclusive, network)
     containers = Containers(context)
     devices.on_vanished(containers.device_vanished)
+    network.resolver.listen(containers.dns_applied)
     copies = CopyWorkers()
     return Tables(
         sandbox=sandbox,
@@ -210,6 +221,8 @@ def _tables(parts: Mechanisms) -> Tables:
         processes=Processes(context, containers),
         copies=copies,
         files=_files(parts.roots, copies, storages, containers),
+        network=network,
+        sockets=_sockets(parts, containers),
         exclusive=exclusive,
         resources=Resources(
             board=parts.board,
@@ -241,6 +254,33 @@ def _files(
     return files
 
 
+def _network(parts: Mechanisms, devices: DeviceManager) -> NetworkManager:
+    network = NetworkManager(
+        NetworkMechanisms(
+            board=parts.board,
+            state=parts.state,
+            events=parts.events,
+            keeper=parts.pid1,
+            devices=devices,
+            hotplug_timeout=parts.config.hotplug_timeout,
+        ),
+        resolver=Resolver(parts.roots, workers=parts.files, state=parts.state),
+        firewall=Firewall(),
+    )
+    devices.on_attached(network.on_attached)
+    return network
+
+
+def _sockets(parts: Mechanisms, containers: Containers) -> Sockets:
+    sockets = Sockets(
+        places=ContainerPlaces(containers.table, parts.roots),
+        workers=SocketWorkers(),
+        resolver=parts.files,
+    )
+    containers.before_removal(sockets.leave)
+    return sockets
+
+
 def _storage_operations(parts: Mechanisms, storages: StorageManager) -> StorageOperations:
     freezes = Freezes(
         files=parts.files,
@@ -265,6 +305,7 @@ def _runtime_context(
     devices: DeviceManager,
     storages: StorageManager,
     exclusive: ExclusiveCpus,
+    network: NetworkManager,
 ) -> RuntimeContext:
     def parent() -> str:
         return f"/pods/{sandbox.current.id if sandbox.current else 'default'}"
@@ -279,6 +320,7 @@ def _runtime_context(
         devices=devices,
         storages=storages,
         exclusive=exclusive,
+        network=network,
         nodes=ContainerNodes(parts.roots),
         streams=StreamHome(
             keeper=parts.pid1,
@@ -297,6 +339,7 @@ async def _restore(tables: Tables) -> dict[str, str]:
     steps: dict[str, Callable[[], Awaitable[None]]] = {
         "devices": tables.devices.restore,
         "storages": tables.storages.restore,
+        "network": tables.network.restore,
         "freezes": tables.storage_operations.restore,
         "containers": partial(restore_containers, tables.context, tables.containers),
     }
@@ -355,7 +398,10 @@ def _server(
         seed=partial(entropy.seed, parts.roots),
         shutdown=Shutdown(parts.pid1),
         teardown=Teardown(
-            containers=tables.containers, storages=tables.storages, devices=tables.devices
+            containers=tables.containers,
+            storages=tables.storages,
+            devices=tables.devices,
+            dns=tables.network.resolver,
         ),
         resources=tables.resources,
         events=parts.events,
@@ -367,6 +413,8 @@ def _server(
         containers=tables.containers,
         processes=tables.processes,
         files=tables.files,
+        network=tables.network,
+        sockets=tables.sockets,
     )
     timeout = parts.config.hotplug_timeout
     return app.build_server(guest, managers, health, hotplug_timeout=timeout)
@@ -390,7 +438,9 @@ class RuntimeVersion:
 async def _close(tables: Tables) -> None:
     """Let go of everything and change nothing: the next agent takes it over."""
     await tables.copies.close()
+    await tables.sockets.close()
     await tables.containers.close()
+    await tables.network.close()
     await tables.exclusive.close()
     await tables.storage_operations.close()
     await tables.storages.close()

@@ -218,8 +218,10 @@ async def test_vms_are_listed_as_a_table_and_as_json(
     guest: FakeGuest, innkeeper: Innkeeper
 ) -> None:
     table = (await innkeeper("vm", "list")).lines
-    assert " ".join(table[0].split()) == "NAME STATE ACCEL TRANSPORT CPUS MEMORY QEMU IMAGE"
-    assert " ".join(table[1].split()) == "web running tcg serial 1 512 MiB 4242 -"
+    assert (
+        " ".join(table[0].split()) == "NAME STATE ACCEL TRANSPORT CPUS MEMORY QEMU IMAGE FORWARDS"
+    )
+    assert " ".join(table[1].split()) == "web running tcg serial 1 512 MiB 4242 - -"
     records = json.loads((await innkeeper("vm", "list", "--json")).out)
     assert records[0]["qemu_pid"] == 4242
 

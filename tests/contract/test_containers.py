@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from agent.core.model import DeviceGrant, ProcessExit, RootPath, RootStorage, StorageMount
+from agent.core.network import InterfaceGrant
 from agent.server.limits import OBJECTS
 from innkeeper.v1 import containers_pb2 as pb
 from innkeeper.v1.containers_pb2_grpc import ContainersStub
@@ -29,6 +30,10 @@ def stub(agent: RunningAgent) -> ContainersAsyncStub:
 def web(**members: object) -> pb.CreateContainerRequest:
     chosen = {"id": "web", "spec": SPEC, "path": "/usr/lib/innkeeper/rootfs"} | members
     return pb.CreateContainerRequest(**chosen)  # type: ignore[arg-type]
+
+
+def grant_interface(name: str, container_name: str) -> pb.InterfaceGrant:
+    return pb.InterfaceGrant(name=name, container_name=container_name)
 
 
 async def test_a_container_from_created_to_stopped(
@@ -59,6 +64,10 @@ async def test_everything_that_was_asked_for_arrives(
                 ),
             ],
             exclusive_cpus=2,
+            interfaces=[
+                pb.InterfaceGrant(name="eth1", container_name="eth0"),
+                pb.InterfaceGrant(name="the-alternative-name-of-an-interface"),
+            ],
             timeout_seconds=7,
         )
     )
@@ -73,6 +82,10 @@ async def test_everything_that_was_asked_for_arrives(
         DeviceGrant(device_id="d2", container_path="/dev/x", permissions="r", node="/dev/vdb1"),
     )
     assert request.exclusive_cpus == 2
+    assert request.interfaces == (
+        InterfaceGrant(name="eth1", container_name="eth0"),
+        InterfaceGrant(name="the-alternative-name-of-an-interface"),
+    )
 
 
 async def test_a_root_from_a_storage(agent: RunningAgent, stub: ContainersAsyncStub) -> None:
@@ -104,6 +117,15 @@ async def test_the_same_request_twice_and_another_one(stub: ContainersAsyncStub)
         (web(devices=[pb.DeviceGrant(device_id="d", node="vda")]), "BAD_FIELD"),
         (web(devices=[pb.DeviceGrant(device_id="../d")]), "BAD_ID"),
         (web(timeout_seconds=-0.5), "BAD_FIELD"),
+        (web(interfaces=[pb.InterfaceGrant()]), "BAD_FIELD"),
+        (web(interfaces=[pb.InterfaceGrant(name="eth 0")]), "BAD_FIELD"),
+        (web(interfaces=[pb.InterfaceGrant(name="x" * 128)]), "BAD_FIELD"),
+        (web(interfaces=[grant_interface("eth0", "ä" * 8)]), "BAD_FIELD"),
+        (web(interfaces=[grant_interface("eth0", "eth%d")]), "BAD_FIELD"),
+        (web(interfaces=[grant_interface("a", "x"), grant_interface("b", "x")]), "BAD_FIELD"),
+        (web(interfaces=[grant_interface("a", "x"), grant_interface("a", "y")]), "BAD_FIELD"),
+        (web(interfaces=[grant_interface("a", "b"), grant_interface("b", "")]), "BAD_FIELD"),
+        (web(interfaces=[grant_interface(f"e{n}", "") for n in range(65)]), "BAD_FIELD"),
     ],
 )
 async def test_bad_input_is_named_and_changes_nothing(

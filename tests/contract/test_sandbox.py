@@ -106,8 +106,11 @@ async def test_destroy_goes_on_after_a_failure_and_lists_what_is_left(
     assert agent.sandbox.current is not None
 
 
-async def test_destroy_of_an_empty_guest_is_fine(stub: SandboxAsyncStub) -> None:
+async def test_destroy_of_an_empty_guest_is_fine(
+    stub: SandboxAsyncStub, agent: RunningAgent
+) -> None:
     assert not (await stub.Destroy(pb.DestroySandboxRequest())).leftovers
+    assert agent.network.cleared == 1
 
 
 async def _fill(agent: RunningAgent) -> None:
@@ -269,6 +272,9 @@ _KINDS = [
     ("storage-refreshed", pb.EVENT_KIND_STORAGE_REFRESHED, {}),
     ("storage-thawed", pb.EVENT_KIND_STORAGE_THAWED, {}),
     ("agent-restarted", pb.EVENT_KIND_AGENT_RESTARTED, {}),
+    ("interface_changed", pb.EVENT_KIND_INTERFACE_CHANGED, {}),
+    ("address_changed", pb.EVENT_KIND_ADDRESS_CHANGED, {}),
+    ("route_changed", pb.EVENT_KIND_ROUTE_CHANGED, {}),
     ("of-a-newer-agent", pb.EVENT_KIND_UNSPECIFIED, {}),
 ]
 

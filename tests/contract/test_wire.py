@@ -54,6 +54,12 @@ BUILT = {
         *("Stats", "Resize", "Trim", "Freeze", "Thaw", "Refresh"),
     },
     "Containers": {"Create", "Start", "Update", "Remove", "List"},
+    "Network": {
+        *("ApplyInterface", "ApplyInterfaces", "RemoveInterface", "ListInterfaces"),
+        *("ApplyRoutes", "ListRoutes", "ApplyNeighbors", "ListNeighbors"),
+        *("ApplyDns", "GetDns", "ApplySysctls", "GetFirewall", "SetFirewall"),
+    },
+    "Sockets": {"Forward", "Listen", "Accept"},
     "Processes": {"Exec", "Signal", "Wait", "Resize", "Attach"},
 }
 

@@ -28,7 +28,9 @@ from agent.server.sandbox import Guest
 from tests.fakes.agent_managers import FakeContainers, FakeDevices, FakeProcesses, FakeStorages
 from tests.fakes.copies import FolderFiles
 from tests.fakes.machine import PluggedGuest
+from tests.fakes.network_manager import FakeNetwork
 from tests.fakes.pid1 import FakePid1
+from tests.fakes.sockets_places import SocketBench
 from tests.fakes.storage_operations import FakeStorageOperations
 
 LIMITS = Limits(
@@ -91,6 +93,8 @@ class RunningAgent:
     containers: FakeContainers = field(default_factory=FakeContainers)
     processes: FakeProcesses = field(default_factory=FakeProcesses)
     files: FolderFiles
+    network: FakeNetwork = field(default_factory=FakeNetwork)
+    sockets: SocketBench
     clock: FakeClock = field(default_factory=FakeClock)
     seeds: list[bytes] = field(default_factory=list)
     hostnames: list[str] = field(default_factory=list)
@@ -136,6 +140,7 @@ async def serving_agent(
             agent.plugs.close()
             health.stop()
             client.close()
+            await agent.sockets.close()
 
 
 def _assemble(
@@ -148,6 +153,7 @@ def _assemble(
     devices, storages, containers = FakeDevices(), FakeStorages(), FakeContainers()
     processes, clock, seeds = FakeProcesses(), FakeClock(), list[bytes]()
     files, operations = FolderFiles(roots), FakeStorageOperations()
+    network, sockets = FakeNetwork(), SocketBench()
     plugs = PluggedGuest(roots.run / "guest", events)
     sandbox = Sandbox(state, set_hostname=hostnames.append)
     guest = Guest(
@@ -156,7 +162,7 @@ def _assemble(
         clock=Clock(now=clock.now, settime=clock.settime),
         seed=seeds.append,
         shutdown=Shutdown(client),
-        teardown=Teardown(containers=containers, storages=storages, devices=devices),
+        teardown=Teardown(containers=containers, storages=storages, devices=devices, dns=network),
         resources=plugs.resources,
         events=events,
     )
@@ -167,6 +173,8 @@ def _assemble(
         containers=containers,
         processes=processes,
         files=files,
+        network=network,
+        sockets=sockets.manager,
     )
     agent = RunningAgent(
         channel=connect(roots.agent_socket),
@@ -184,6 +192,8 @@ def _assemble(
         containers=containers,
         processes=processes,
         files=files,
+        network=network,
+        sockets=sockets,
         plugs=plugs,
         clock=clock,
         seeds=seeds,

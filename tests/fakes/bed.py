@@ -32,6 +32,7 @@ from agent.handlers.runtime.nodes import ContainerNodes
 from agent.handlers.runtime.processes import Processes
 from agent.handlers.runtime.streams import StreamHome
 from agent.linux.mounting import parse_mountinfo
+from tests.fakes.container_network import FakeNetwork
 from tests.fakes.crun import FakeCrun, FakeGroup
 from tests.fakes.managers import (
     FakeDevices,
@@ -61,6 +62,7 @@ class Life:
             devices=bed.devices,
             storages=bed.storages,
             exclusive=bed.exclusive,
+            network=bed.network,
             nodes=bed.nodes,
             streams=StreamHome(keeper=self._client, spools=bed.roots.spools),
             parent=lambda: "/pods/s",
@@ -109,6 +111,7 @@ class Bed:
         self.devices = FakeDevices()
         self.nodes: Nodes = ContainerNodes(roots)
         self.exclusive = FakeExclusiveCpus()
+        self.network = FakeNetwork()
         self.root = root
         self.storages = FakeStorages({"data": self.root})
         self.lives: list[Life] = []
@@ -168,8 +171,15 @@ class Bed:
             "devices": self.devices.users,
             "storages": self.storages.users,
             "exclusive CPUs": self.exclusive.counts,
+            "interfaces": sorted(self.network.lent),
         }
         return found | {name: value for name, value in kept.items() if value}
+
+
+def make_namespace(process: Path) -> None:
+    """A network namespace for a process in a fake /proc."""
+    (process / "ns").mkdir(parents=True)
+    (process / "ns" / "net").touch()
 
 
 class FakeBed(Bed):
@@ -181,6 +191,7 @@ class FakeBed(Bed):
         self.noted = FakeFiles()
         parts = {name: top / name for name in ("sys", "proc", "cgroup")}
         roots = Roots(run=top, **parts)
+        make_namespace(roots.proc / "self")
         super().__init__(roots, root, pid1, files=self.noted, cgroup=FakeGroup)
         self.nodes = self.made = FakeNodes()
         self.crun = FakeCrun(top / "bin", self.roots, pid1)

@@ -183,6 +183,7 @@ class FakeFiles:
         self.mounts: list[tuple[str, MountCall]] = []
         self.targets: list[tuple[str, list[str]]] = []
         self.targets_refused: OSError | None = None
+        self.refuse_targets: dict[str, OSError] = {}
         self.fail: set[str] = set()
 
     async def mount(self, call: MountCall, target: str, deadline: Deadline) -> None:
@@ -203,6 +204,9 @@ class FakeFiles:
     ) -> None:
         if self.targets_refused is not None:
             raise self.targets_refused
+        for mount in mounts:
+            if mount.destination in self.refuse_targets:
+                raise self.refuse_targets[mount.destination]
         self.targets.append((root, [mount.destination for mount in mounts]))
 
     async def is_directory(self, location: Location, deadline: Deadline) -> bool:

@@ -17,20 +17,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf import any_pb2
 from google.protobuf.message_factory import GetMessageClass
-from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from innkeeper.v1 import (
     containers_pb2,
     devices_pb2,
     host_pb2,
+    network_pb2,
     processes_pb2,
     sandbox_pb2,
     storages_pb2,
 )
+from tests.fakes.network_service import FakeNetwork, NetworkService
 from tests.fakes.processes_service import FakeProcess, FakeProcesses
+from tests.fakes.refusing import refuse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -55,22 +56,6 @@ PLUGGED = host_pb2.PluggedDevice(
     model="virtio-blk",
     port="port0",
 )
-
-
-async def refuse(
-    context: aio.ServicerContext[Any, Any],
-    code: grpc.StatusCode,
-    message: str,
-    reason: str,
-    **fields: str,
-) -> None:
-    """Ends a call as the agent does: with ErrorInfo in the status's details."""
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="innkeeper", metadata=fields)
-    detail = any_pb2.Any()
-    detail.Pack(info)
-    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
-    trailers = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(code, message, trailing_metadata=trailers)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,9 +84,19 @@ class FakeGuest:
     stats: dict[str, storages_pb2.StorageStatsResponse] = field(default_factory=dict)
     answers: dict[str, object] = field(default_factory=dict)
     """QEMU's, by the question."""
+    network: FakeNetwork = field(default_factory=FakeNetwork)
     away: str = ""
     """Why the agent is away, when it is."""
     stopped: bool = False
+
+
+def _became(function: host_pb2.PlugFunction) -> devices_pb2.AttachedDevice:
+    """A disk, unless it is an interface."""
+    if function.hardware.WhichOneof("kind") != "nic":
+        return ATTACHED
+    device = devices_pb2.Device(id=function.id)
+    nic = devices_pb2.NicInfo(name="eth0", mac="52:54:00:12:34:56", mtu=1500, ifindex=2)
+    return devices_pb2.AttachedDevice(device=device, pci_path="02/00", nic=nic)
 
 
 class _Processes(FakeProcesses):
@@ -317,7 +312,8 @@ class _Host:
         self._guest.hardware += [
             host_pb2.PluggedDevice(id=each.id, state="plugged") for each in request.functions
         ]
-        return host_pb2.PlugResponse(attached=[ATTACHED], usable_micros=52_000)
+        attached = [_became(each) for each in request.functions]
+        return host_pb2.PlugResponse(attached=attached, usable_micros=52_000)
 
     async def Unplug(  # noqa: N802 - gRPC's name
         self, request: host_pb2.UnplugRequest, context: aio.ServicerContext[Any, Any]
@@ -382,6 +378,7 @@ def _services(guest: FakeGuest) -> list[tuple[ServiceDescriptor, object]]:
         (sandbox_pb2.DESCRIPTOR.services_by_name["Sandbox"], _Sandbox(guest)),
         (devices_pb2.DESCRIPTOR.services_by_name["Devices"], _Devices(guest)),
         (host_pb2.DESCRIPTOR.services_by_name["Host"], _Host(guest)),
+        (network_pb2.DESCRIPTOR.services_by_name["Network"], NetworkService(guest.network)),
     ]
 
 

@@ -30,6 +30,7 @@ from innkeeper.v1 import sandbox_pb2 as sandbox
 from innkeeper.v1 import sockets_pb2 as sockets
 from innkeeper.v1 import storages_pb2 as storages
 from innkeeper.v1 import types_pb2 as types
+from innkeeper.v1.network_pb2_grpc import NetworkStub
 from tests.fakes.plugs import disk_plug, plug
 from tests.vm.disks import mounted
 from tests.vm.guest import DEFAULT_ROOT, Guest, booted, create_request, reason, refused
@@ -57,6 +58,7 @@ MOUNT_REFUSED: Refusal = (_PRECONDITION, "MOUNT_REFUSED")
 NO_TERMINAL: Refusal = (_PRECONDITION, "NO_TERMINAL")
 ID_IN_USE: Refusal = (grpc.StatusCode.ALREADY_EXISTS, "ID_IN_USE")
 NOT_BUILT: Refusal = (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
+CONNECTION_REFUSED: Refusal = (grpc.StatusCode.UNAVAILABLE, "CONNECTION_REFUSED")
 GAP: Refusal = (grpc.StatusCode.OUT_OF_RANGE, "BAD_FIELD")
 
 IDS = ("", ".", "..", "a/b", "../x", "-rf", "a..b", "a b", "\u00e9", "a\n", "x" * 65, "a\0b")
@@ -86,6 +88,7 @@ async def furnished(image: Path, tmp_path_factory: pytest.TempPathFactory) -> As
         await guest.sandbox.Create(sandbox.CreateSandboxRequest(id="pod", hostname="pod-1"))
         await guest.devices.Attach(devices.AttachDevicesRequest(devices=[device()]))
         await _containers(guest)
+        await _warm_worker(guest)
         yield guest
         for name in ("running", "stopped", "created"):
             await guest.remove(name)
@@ -101,6 +104,14 @@ async def _containers(guest: Guest) -> None:
         await guest.processes.Exec(execution(exec_id=name, terminal=terminal))
 
 
+async def _warm_worker(guest: Guest) -> None:
+    """The agent keeps the first process that looked for a socket by its path."""
+    nowhere = sockets.SocketAddress(unix="/no/such/socket")
+    opening = sockets.ForwardRequest(open=nowhere).SerializeToString()
+    method = every_method()["Sockets.Forward"]
+    assert await answer(guest, method, [opening]) == CONNECTION_REFUSED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """Everything that the agent and the daemon list."""
@@ -109,6 +120,7 @@ class Tables:
     storages: bytes
     containers: bytes
     plugged: bytes
+    network: bytes
     sandbox: str
 
     @classmethod
@@ -118,6 +130,7 @@ class Tables:
             await guest.storages.List(storages.ListStoragesRequest()),
             await guest.containers.List(containers.ListContainersRequest()),
             await guest.host.ListPlugged(host.ListPluggedRequest()),
+            await _network(guest),
         )
         texts = [each.SerializeToString(deterministic=True) for each in listed]
         described = await guest.describe()
@@ -126,8 +139,20 @@ class Tables:
             storages=texts[1],
             containers=texts[2],
             plugged=texts[3],
+            network=texts[4],
             sandbox=described.sandbox_id,
         )
+
+
+async def _network(guest: Guest) -> Message:
+    """Interfaces, routes and rules, but for what traffic counts."""
+    stub = NetworkStub(guest.channel)
+    listed = await stub.ListInterfaces(network.ListInterfacesRequest())
+    for interface in listed.interfaces:
+        interface.ClearField("statistics")
+    routes = await stub.ListRoutes(network.ListRoutesRequest())
+    routes.changed.extend(str(each) for each in listed.interfaces)
+    return routes
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -470,7 +495,10 @@ def _bad_specs() -> Iterable[bytes]:
     for part in (
         '"linux": {"namespaces": [{"type": "pid"}]}',
         '"linux": {"namespaces": [{"type": "moon"}]}',
-        '"linux": {"netDevices": {}}',
+        '"linux": {"memoryPolicy": {}}',
+        '"linux": {"netDevices": []}',
+        '"linux": {"netDevices": {"eth0": {}}}',
+        '"linux": {"netDevices": {"e/0": {}}}',
         '"linux": {"devices": [{"path": "/dev/x"}]}',
         '"linux": {"devices": [{"path": "x", "type": "c", "major": 1, "minor": 3}]}',
         '"linux": {"devices": [{"path": "/x", "type": "c", "major": -1, "minor": 3}]}',
@@ -697,6 +725,221 @@ def host_cases() -> dict[str, list[Case]]:
     }
 
 
+def network_cases() -> dict[str, list[Case]]:
+    remove, neighbors = network.RemoveInterfaceRequest, network.ApplyNeighborsRequest
+    late = grpc.StatusCode.DEADLINE_EXCEEDED
+    fixed = (_PRECONDITION, "NOT_REMOVABLE")
+    forbidden = (grpc.StatusCode.PERMISSION_DENIED, "SYSCTL_NOT_ALLOWED")
+    empty = at(pci_path="1e")
+    several = network.ApplyInterfacesRequest
+    both = several(interfaces=[lo(), lo()])
+    unfound = several(interfaces=[lo(mtu=9000), lo(current_name="none", timeout_seconds=0.2)])
+    return {
+        "Network.ApplyInterface": [
+            *same(BAD_FIELD, *(lo(**bad) for bad in _bad_interfaces())),
+            *same(BAD_ADDRESS, *(at(**bad) for bad in _bad_places())),
+            *same((late, "DEVICE_NOT_READY"), empty),
+            *same(unknown("INTERFACE"), lo(current_name="none", timeout_seconds=0.2)),
+            *same(unknown("INTERFACE"), at(mac="02:00:00:00:00:77"), lo(master="none")),
+        ],
+        "Network.ApplyInterfaces": [
+            *same(
+                BAD_FIELD, both, several(interfaces=[lo(current_name=f"e{n}") for n in range(65)])
+            ),
+            *same(BAD_FIELD, *(several(interfaces=[lo(**bad)]) for bad in _bad_interfaces())),
+            *same(unknown("INTERFACE"), unfound),
+        ],
+        "Network.RemoveInterface": [
+            *same(BAD_FIELD, *(remove(name=bad) for bad in ("", "a b", "a\n", "a\0b", "x" * 128))),
+            *same(fixed, remove(name="lo")),
+        ],
+        "Network.ListInterfaces": [],
+        "Network.ApplyRoutes": [
+            *same(BAD_FIELD, *(routed(**bad) for bad in _bad_routes())),
+            *same(BAD_FIELD, *(ruled(**bad) for bad in _bad_rules())),
+            *same(BAD_FIELD, *_bad_sets()),
+            *same(unknown("INTERFACE"), routed(device="none")),
+        ],
+        "Network.ListRoutes": same(BAD_FIELD, network.ListRoutesRequest(family=9)),  # type: ignore[arg-type]
+        "Network.ApplyNeighbors": [
+            *same(BAD_FIELD, *(neighbors(neighbors=[bad]) for bad in _bad_neighbors())),
+            *same(BAD_FIELD, *(neighbors(forwarding=[bad]) for bad in _bad_forwarding())),
+            *same(BAD_FIELD, neighbors(exact_devices=[""])),
+            *same(unknown("INTERFACE"), neighbors(exact_devices=["none"])),
+        ],
+        "Network.ListNeighbors": [],
+        "Network.ApplyDns": same(
+            BAD_FIELD, *(network.ApplyDnsRequest(**bad) for bad in _bad_dns())
+        ),
+        "Network.GetDns": [],
+        "Network.ApplySysctls": [
+            *same(BAD_FIELD, sysctl(""), sysctl("a b"), sysctl("net.x\n"), sysctl("net.ipv4/../x")),
+            *same(BAD_FIELD, sysctl("net.ipv4.ip_forward", "1\n"), sysctl("../net", "1")),
+            *same(forbidden, sysctl("kernel.panic"), sysctl("net.core.rmem_max")),
+            *same(forbidden, sysctl("vm/overcommit_memory")),
+        ],
+        "Network.GetFirewall": same(BAD_FIELD, network.GetFirewallRequest(format=9)),  # type: ignore[arg-type]
+        "Network.SetFirewall": [
+            *same(BAD_FIELD, ruleset(format=0), ruleset(format=9), ruleset(rules=b"a\0b")),
+            *same(BAD_FIELD, ruleset(rules=bytes((8 << 20) + 1))),
+            *same(BAD_FIELD, *(ruleset(timeout_seconds=bad) for bad in SECONDS)),
+        ],
+    }
+
+
+def lo(**parts: Any) -> network.ApplyInterfaceRequest:
+    """The loopback, which every guest has."""
+    return network.ApplyInterfaceRequest(**{"current_name": "lo", "keep_addresses": True, **parts})
+
+
+def at(**form: Any) -> network.ApplyInterfaceRequest:
+    return lo(current_name="", address=devices.DeviceAddress(**form), timeout_seconds=0.2)
+
+
+def routed(**parts: Any) -> network.ApplyRoutesRequest:
+    route = network.Route(**{"destination": "198.51.100.0/24", "device": "lo", **parts})
+    routes = network.RouteSet(family=network.ADDRESS_FAMILY_V4, table=99, routes=[route])
+    return network.ApplyRoutesRequest(sets=[routes])
+
+
+def ruled(**parts: Any) -> network.ApplyRoutesRequest:
+    rule = network.Rule(**{"priority": 99, "table": 99, **parts})
+    rules = network.RuleSet(family=network.ADDRESS_FAMILY_V4, rules=[rule])
+    return network.ApplyRoutesRequest(rules=[rules])
+
+
+def sysctl(name: str, value: str = "1") -> network.ApplySysctlsRequest:
+    return network.ApplySysctlsRequest(values={name: value})
+
+
+def ruleset(**parts: Any) -> network.SetFirewallRequest:
+    nftables = network.FIREWALL_FORMAT_NFTABLES
+    return network.SetFirewallRequest(**{"format": nftables, "rules": b"{}", **parts})
+
+
+def _bad_interfaces() -> Iterable[dict[str, Any]]:
+    names = ("x" * 16, "\u00e9" * 8, "a/b", "a b", ".", "..", "a:b", "e%d", "a\0b", "a\n")
+    cidrs = ("", "10.0.0.1", "10.0.0.1/33", "10.0.0.01/8", "::1%lo/128", "ff02::1/64", "0.0.0.0/0")
+    yield from ({"name": bad} for bad in names)
+    yield from ({"addresses": [network.InterfaceAddress(cidr=bad)]} for bad in cidrs)
+    yield from ({"mac": bad} for bad in ("x", "01:00:5e:00:00:01", "00:00:00:00:00:00"))
+    yield from ({"timeout_seconds": bad} for bad in SECONDS)
+    yield {"current_name": ""}
+    yield {"address": devices.DeviceAddress(pci_path="05")}
+    yield {"mtu": 2**31}
+    yield {"offloads": {"T S O": True}}
+    yield {"alternative_names": ["a b"]}
+    yield {"vlan": network.VlanLink(parent="lo", vlan_id=4095)}
+    yield {"bond": network.BondLink(mode="x")}
+    yield {"vrf": network.VrfLink()}
+    yield {"veth": network.VethLink()}
+
+
+def _bad_places() -> Iterable[dict[str, Any]]:
+    yield from ({"pci_path": bad} for bad in ("", "/", "2/", "02.8", "02//00"))
+    yield from ({"pci_bdf": bad} for bad in ("", "00:05.0", "0000:00:05.8"))
+    yield from ({"mac": bad} for bad in ("", "02:00:00:aa:bb", "01:00:5e:00:00:01"))
+    yield {"path": "/dev/vda"}
+    yield {}
+
+
+def _bad_routes() -> Iterable[dict[str, Any]]:
+    yield from ({"destination": bad} for bad in ("198.51.100.1/24", "::/0", "x", "1.2.3.4/33"))
+    yield from ({"gateway": bad} for bad in ("0.0.0.0", "x", "fe80::1%lo", "192.0.2.1/32"))
+    yield from ({"type": bad} for bad in (6, 7, 8, 9, 99))
+    yield {"device": ""}
+    yield {"source": "::1"}
+    yield {"scope": "x"}
+    yield {"mtu": 65_536}
+    yield {"onlink": True}
+    yield {"next_hops": [network.NextHop(device="lo")]}
+
+
+def _bad_rules() -> Iterable[dict[str, Any]]:
+    yield from ({"priority": bad} for bad in (0, 32_766, 2**32 - 1))
+    yield {"table": 0}
+    yield {"action": 99}
+    yield {"source": "10.0.0.1/8"}
+    yield {"incoming": "a b"}
+    yield {"ip_protocol": 256}
+    yield {"suppress_prefix_length": 33}
+
+
+def _bad_sets() -> Iterable[network.ApplyRoutesRequest]:
+    routes, request = network.RouteSet, network.ApplyRoutesRequest
+    version = network.ADDRESS_FAMILY_V4
+    yield request(sets=[routes(table=99)])
+    yield request(sets=[routes(family=9, table=99)])  # type: ignore[arg-type]
+    yield request(sets=[routes(family=version, table=255)])
+    yield request(sets=[routes(family=version, table=99)] * 2)
+    yield request(rules=[network.RuleSet(family=version)] * 2)
+    yield request(sets=[routes(family=version, table=99, routes=[network.Route()] * 100_001)])
+
+
+def _bad_neighbors() -> Iterable[network.Neighbor]:
+    good: dict[str, Any] = {"address": "192.0.2.9", "mac": "02:00:00:00:00:09", "device": "lo"}
+    for bad in ({"address": "x"}, {"address": "::"}, {"mac": ""}, {"mac": "02"}, {"device": ""}):
+        yield network.Neighbor(**{**good, **bad})
+    yield network.Neighbor(**good, state="failed")
+
+
+def _bad_forwarding() -> Iterable[network.ForwardingEntry]:
+    good: dict[str, Any] = {"mac": "02:00:00:00:00:09", "device": "lo"}
+    for bad in ({"mac": ""}, {"device": ""}, {"vlan_id": 4095}, {"state": "x"}):
+        yield network.ForwardingEntry(**{**good, **bad})
+
+
+def _bad_dns() -> Iterable[dict[str, Any]]:
+    evil = "192.0.2.53\nnameserver 192.0.2.66"
+    yield from ({"servers": [bad]} for bad in ("", "dns", evil, "2001:db8::1%lo", "0.0.0.0"))
+    yield from ({"searches": [bad]} for bad in ("", "a b", "a\nb", "x" * 64))
+    yield from ({"options": [bad]} for bad in ("", "a b", "a\nb"))
+    yield from ({"hostname": bad} for bad in ("a b", "a\nb", "x" * 65))
+    yield {"servers": ["192.0.2.53"] * 33}
+    yield {"hosts": [network.HostEntry(address="192.0.2.1", names=["a\n192.0.2.66 b"])]}
+
+
+def sockets_cases() -> dict[str, list[Case]]:
+    taken = grpc.StatusCode.ALREADY_EXISTS, "ADDRESS_IN_USE"
+    where = sockets.SocketAddress
+    tcp = ("", "80", "host", "127.0.0.1:x", "127.0.0.1:65536", "[::1:80", "a b:80", "a\0b:80")
+    paths = ("", "relative", "/a\0b")
+    opened = [sockets.ForwardRequest(open=where(tcp="127.0.0.1:1"))]
+
+    def forward(*addresses: sockets.SocketAddress) -> list[Message]:
+        return [sockets.ForwardRequest(open=each) for each in addresses]
+
+    def listen(*addresses: sockets.SocketAddress) -> list[Message]:
+        return [sockets.ListenRequest(address=each) for each in addresses]
+
+    return {
+        "Sockets.Forward": [
+            *same(BAD_FIELD, sockets.ForwardRequest(), sockets.ForwardRequest(data=b"x")),
+            *same(BAD_FIELD, *forward(where(), *(where(unix=bad) for bad in paths))),
+            *same(BAD_FIELD, *forward(where(tcp=":80"), where(tcp="127.0.0.1:0"))),
+            *same(BAD_ADDRESS, *forward(*(where(tcp=bad) for bad in tcp))),
+            *same(BAD_ID, *forward(*(where(tcp="a:1", container_id=bad) for bad in IDS if bad))),
+            *same(unknown("CONTAINER"), *forward(where(tcp="127.0.0.1:1", container_id="none"))),
+            *same(CONNECTION_REFUSED, *opened, *forward(*map(_path, ("/no/such/socket", "/etc")))),
+        ],
+        "Sockets.Listen": [
+            *same(BAD_FIELD, sockets.ListenRequest(), *listen(where())),
+            *same(BAD_FIELD, *listen(*(where(unix=bad) for bad in paths))),
+            *same(BAD_ADDRESS, *listen(*(where(tcp=bad) for bad in tcp))),
+            *same(unknown("CONTAINER"), *listen(where(tcp=":0", container_id="none"))),
+            *same(taken, *listen(where(unix="/run/innkeeper/agent.sock"))),
+        ],
+        "Sockets.Accept": [
+            *same(BAD_FIELD, sockets.AcceptRequest(), sockets.AcceptRequest(end=True)),
+            *same(unknown("CONNECTION"), sockets.AcceptRequest(connection=2**63)),
+        ],
+    }
+
+
+def _path(path: str) -> sockets.SocketAddress:
+    return sockets.SocketAddress(unix=path)
+
+
 CASES = {
     **sandbox_cases(),
     **device_cases(),
@@ -704,6 +947,8 @@ CASES = {
     **files_cases(),
     **container_cases(),
     **process_cases(),
+    **network_cases(),
+    **sockets_cases(),
     **host_cases(),
 }
 

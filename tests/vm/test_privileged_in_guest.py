@@ -25,6 +25,7 @@ from innkeeper.v1 import types_pb2 as types
 from tests.fakes.plugs import disk_plug
 from tests.privileged.counts import FEWER
 from tests.vm.guest import EVERYTHING, PROBE, Guest, booted
+from tests.vm.iproute import put_iproute
 
 pytestmark = [pytest.mark.vm, pytest.mark.containers]
 
@@ -72,6 +73,7 @@ def _fill(directory: Path, root: Path) -> None:
     for name in PACKAGES:
         _copy_package(name, site)
     _copy_libudev(directory / "udev")
+    put_iproute(directory / "iproute")
     ignore = shutil.ignore_patterns("__pycache__")
     code = directory / "code"
     shutil.copytree(root / "tests", code / "tests", ignore=ignore)
@@ -107,6 +109,8 @@ modprobe -a loop tun
 cp /tests/udev/ldconfig /sbin
 ldconfig -X /tests/udev
 cd /tests/code
+# Before busybox's ip, which knows less.
+export PATH=/tests/iproute:$PATH
 export PYTHONPATH=/tests/code:/usr/lib/innkeeper:/tests/site:/usr/lib/innkeeper/site-packages
 export PYTHONDONTWRITEBYTECODE=1
 python3 -B -m pytest tests/privileged -m privileged -v -p no:cacheprovider \

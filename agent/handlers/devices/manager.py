@@ -91,6 +91,7 @@ class DeviceManager:
         self._changing: InFlight[object, None] = InFlight("device")
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._vanished: list[Callable[[str], None]] = []
+        self._attached: list[Callable[[AttachedDevice], None]] = []
         board.listen(self._on_event)
 
     def on_vanished(self, listener: Callable[[str], None]) -> None:
@@ -100,6 +101,10 @@ class DeviceManager:
         can hold it any more.
         """
         self._vanished.append(listener)
+
+    def on_attached(self, listener: Callable[[AttachedDevice], None]) -> None:
+        """Have `listener` called with each device that is attached from now on."""
+        self._attached.append(listener)
 
     def get(self, device_id: str) -> AttachedDevice:
         """Raises UNKNOWN_DEVICE."""
@@ -248,6 +253,8 @@ class DeviceManager:
             self._table.put(entry)
             undo.commit()
         self._events.publish("device-attached", request.id, entry.place())
+        for listener in self._attached:
+            listener(entry.device)
         return entry.device
 
     @contextlib.asynccontextmanager

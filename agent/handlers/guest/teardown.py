@@ -1,6 +1,6 @@
 """Sandbox.Destroy: removes everything, goes on after failures, lists what is left.
 
-Order of dependency reversed: containers, then storages, then devices. Storages
+Order of dependency reversed: containers, then storages, then devices; then what DNS says. Storages
 can rest on each other, so what is refused is tried again whenever one is gone;
 one that hangs keeps none of the others waiting.
 """
@@ -47,6 +47,12 @@ class Devices(Protocol):
     def list(self) -> tuple[AttachedDevice, ...]: ...
 
 
+class Dns(Protocol):
+    """What is needed of handlers.network.resolver."""
+
+    async def clear(self, deadline: Deadline) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Removal:
     """One object and how it goes."""
@@ -58,10 +64,13 @@ class _Removal:
 class Teardown:
     """Removes every object of the sandbox."""
 
-    def __init__(self, *, containers: Containers, storages: Storages, devices: Devices) -> None:
+    def __init__(
+        self, *, containers: Containers, storages: Storages, devices: Devices, dns: Dns
+    ) -> None:
         self._containers = containers
         self._storages = storages
         self._devices = devices
+        self._dns = dns
 
     async def run(self, timeout: float) -> tuple[str, ...]:
         """What could not be removed within `timeout`, one line each."""
@@ -69,6 +78,8 @@ class Teardown:
         left = await _all_at_once(self._container_removals(deadline), deadline)
         left |= await _while_some_go(self._storage_removals(deadline), deadline)
         left |= await _all_at_once(self._device_removals(), deadline)
+        forget = _Removal("resolv.conf and hosts", lambda: self._dns.clear(deadline))
+        left |= await _all_at_once([forget], deadline)
         lines = tuple(f"{name}: {why}" for name, why in left.items())
         if lines:
             log.warning("the sandbox is not empty: %s", "; ".join(lines))

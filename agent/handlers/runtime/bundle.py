@@ -7,6 +7,8 @@
     bundles/ID/layer/         a tmpfs with the overlay's upper and work directory
     bundles/ID/sources/N      what lies in a storage and is bound somewhere in the container
     bundles/ID/rootfs/        the overlay, or a root that was given as a path
+    bundles/ID/etc/           a tmpfs with the container's resolv.conf, hosts and hostname
+    bundles/ID/etc-stamp      what they were last made of
 
 Everything can be taken back from the id alone, whatever part of it is there.
 """
@@ -59,6 +61,8 @@ class Bundle:
         self._layer = self.path / "layer"
         self._rootfs = self.path / "rootfs"
         self._sources = self.path / "sources"
+        self.etc = self.path / "etc"
+        self._stamp = self.path / "etc-stamp"
 
     def make(self) -> None:
         """Raises AgentError."""
@@ -174,6 +178,43 @@ class Bundle:
         flags = UnmountFlag.NOFOLLOW | UnmountFlag.DETACH
         for target in self._sources.iterdir() if self._sources.is_dir() else ():
             await self._unmount(files, target, flags, deadline)
+
+    async def mount_etc(self, files: Files, size: int, deadline: Deadline) -> None:
+        """An own tmpfs for a few files that the container may write. Raises MOUNT_REFUSED."""
+        tmpfs = FsMount(
+            source="tmpfs",
+            fs_type="tmpfs",
+            flags=MountFlag.NODEV | MountFlag.NOSUID | MountFlag.NOEXEC,
+            options=(
+                MountOption(key="size", value=str(size)),
+                MountOption(key="nr_inodes", value="16"),
+                MountOption(key="mode", value="0755"),
+            ),
+        )
+        try:
+            self.etc.mkdir(mode=0o755)
+            await files.mount(tmpfs, str(self.etc), deadline)
+        except OSError as error:
+            raise kernel_refused(
+                error, doing=f"mount {self.etc}", reason=Reason.MOUNT_REFUSED
+            ) from error
+
+    async def unmount_etc(self, files: Files, deadline: Deadline) -> None:
+        """Take it off again; fine when it is not there. Raises UNMOUNT_REFUSED."""
+        flags = UnmountFlag.NOFOLLOW | UnmountFlag.DETACH
+        await self._unmount(files, self.etc, flags, deadline)
+
+    @property
+    def etc_stamp(self) -> str:
+        """What the files there were last made of; empty when nobody knows."""
+        try:
+            return self._stamp.read_text(encoding="ascii")
+        except (OSError, ValueError):
+            return ""
+
+    @etc_stamp.setter
+    def etc_stamp(self, text: str) -> None:
+        self._write(self._stamp, text)
 
     async def unmount_layer(self, files: Files, deadline: Deadline) -> None:
         """Take the layer off again; fine when it is not there. Raises UNMOUNT_REFUSED."""

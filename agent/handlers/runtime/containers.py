@@ -19,9 +19,10 @@ from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Reason, already_exists, wrong_state
 from agent.core.model import ContainerState, ContainerStatus, RootPath, RootStorage
 from agent.core.names import check_id
+from agent.core.turns import Turns
 from agent.core.undo import UndoStack
+from agent.handlers.runtime import etcfiles, interfaces, update
 from agent.handlers.runtime import spec as oci
-from agent.handlers.runtime import update
 from agent.handlers.runtime.bundle import check_root_directory
 from agent.handlers.runtime.grants import Granted, User, grant_device
 from agent.handlers.runtime.labels import drop_labels
@@ -35,16 +36,16 @@ from agent.handlers.runtime.runtime import CreateCall, RuntimeState, Stdio
 from agent.handlers.runtime.sources import pin_sources
 from agent.handlers.runtime.spec_devices import guest_path, plan_devices, put_devices
 from agent.handlers.runtime.spec_env import translate_env
+from agent.handlers.runtime.spec_network import wanted_interfaces
 from agent.handlers.runtime.spec_process import has_terminal
 from agent.handlers.runtime.table import Container, ContainerTable
-from agent.handlers.runtime.targets import make_targets
 from agent.handlers.runtime.teardown import holder, push_teardown
-from agent.handlers.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agent.core.model import ContainerRequest, ContainerUpdate, MountedStorage, StorageMount
+    from agent.core.network import DnsState
     from agent.handlers.runtime.context import RuntimeContext
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Containers:
         """
         check_id("container", request.id)
         spec = oci.parse_spec(request.spec)
+        wanted_interfaces(spec, request.interfaces)
         deadline = Deadline.of_request(request.timeout, DEFAULT_TIMEOUT)
         return await self.turns.take(request.id, lambda: self._create(request, spec, deadline))
 
@@ -159,7 +161,8 @@ class Containers:
         undo = UndoStack(f"create container {request.id}")
         try:
             async with undo:
-                push_teardown(undo, self._context, container, Deadline.after(_ROLLBACK_TIMEOUT))
+                rollback = Deadline.after(_ROLLBACK_TIMEOUT)
+                push_teardown(undo, self._context, container, rollback, undone=True)
                 await self._build(container, request, spec, deadline)
                 # Of one that vanished meanwhile nobody was told: it is in no table yet.
                 self._hold_devices(request)
@@ -169,6 +172,7 @@ class Containers:
             self._after_rollback(container, undo)
             raise
         self.table.add(container)
+        self._refresh_etc(container)
         self._context.events.publish("container_created", container.id)
         self.announce_exit(container)
         return container.status
@@ -213,9 +217,11 @@ class Containers:
         drop_labels(context.roots, container.id, config)
         self._add_devices(container, config, granted)
         await pin_sources(context.files, bundle, context.roots, config, deadline)
-        await make_targets(context.files, root, config, deadline)
+        await etcfiles.add_etc_files(context, container, config, root, deadline)
         bundle.write_config(oci.to_json(config))
         await self._launch(container, config, deadline)
+        wanted = wanted_interfaces(spec, request.interfaces)
+        await interfaces.give(context, container, wanted, deadline)
         if request.exclusive_cpus:
             await context.exclusive.grant(
                 container.id, container.record.cgroup, request.exclusive_cpus
@@ -344,6 +350,25 @@ class Containers:
         """Do what is left to do of its updates (update.py), as its next turn."""
         self.turns.enqueue(container.id, lambda: update.settle_or_tell(self._context, container))
 
+    def fetch_interfaces(self, container: Container) -> None:
+        """Its first process has ended: what it was lent comes back, as its next turn."""
+        if container.record.lent:
+            self.turns.enqueue(container.id, lambda: self._fetch_interfaces(container))
+
+    async def dns_applied(self, dns: DnsState) -> None:
+        """The sandbox's DNS files have changed: so do their copies in containers.
+
+        Raises the first failure, once all others are done.
+        """
+        failures = []
+        for container in self.table.all():
+            try:
+                etcfiles.refresh(container, dns)
+            except AgentError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
     async def find_out(self, container: Container) -> None:
         """Ask the runtime whether a start that went wrong, or was cut off, took effect."""
         deadline = Deadline.after(_ROLLBACK_TIMEOUT)
@@ -370,7 +395,7 @@ class Containers:
         container.cgroup.kill()
         await self.turns.quiet(f"{container_id}:", deadline.left())
         undo = UndoStack(f"remove container {container_id}")
-        push_teardown(undo, self._context, container, deadline)
+        push_teardown(undo, self._context, container, deadline, undone=not announced)
         await undo.run()
         if undo.failures:
             raise _not_removed(container_id, undo)
@@ -378,6 +403,28 @@ class Containers:
         self.table.remove(container)
         if announced:
             self._context.events.publish("container_removed", container_id)
+
+    async def _fetch_interfaces(self, container: Container) -> None:
+        # Its removal, which may have come before, takes them back as well.
+        if container.record.phase is Phase.REMOVING:
+            return
+        deadline = Deadline.after(_ROLLBACK_TIMEOUT)
+        try:
+            await interfaces.take_back_early(self._context, container, deadline)
+        except AgentError as error:
+            log.warning(
+                "container %s has ended and still has interfaces of the sandbox, until it is"
+                " removed: %s",
+                container.id,
+                error,
+            )
+
+    def _refresh_etc(self, container: Container) -> None:
+        """The sandbox's files may have changed while it was made, and in no table."""
+        try:
+            etcfiles.refresh(container, self._context.network.dns)
+        except AgentError as error:
+            log.warning("%s", error)
 
     def _exited(self, process: Process) -> None:
         ref, end = process.record.ref, process.exit
@@ -391,6 +438,8 @@ class Containers:
         self._context.events.publish("process_exited", subject, details)
         if ref.exec_id:
             self.retention.exited(process)
+        else:
+            self.fetch_interfaces(container)
 
 
 async def _ask_to_end(container: Container, grace: float, deadline: Deadline) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
     from agent.core.exits import ExitWatcher
     from agent.core.model import AttachedDevice, MountedStorage
+    from agent.core.network import DnsState, LendingOrder
     from agent.core.roots import Roots
     from agent.handlers.runtime.bundle import Files
     from agent.handlers.runtime.grants import PlacedNode
@@ -65,6 +66,21 @@ class ExclusiveCpus(Protocol):
     async def restore(self, granted: Mapping[str, tuple[str, int]]) -> None: ...
 
 
+class Network(Protocol):
+    """What is needed of `handlers.network.manager.NetworkManager`.
+
+    `dns` is what the sandbox's resolv.conf, hosts and hostname say, None before anybody
+    asked for that. See `handlers.network.lending` for the others.
+    """
+
+    @property
+    def dns(self) -> DnsState | None: ...
+    async def lend(self, order: LendingOrder, deadline: Deadline) -> None: ...
+    async def take_back(
+        self, container_id: str, deadline: Deadline, *, undone: bool = False
+    ) -> None: ...
+
+
 class Nodes(Protocol):
     """What is needed of `nodes.ContainerNodes`."""
 
@@ -103,6 +119,7 @@ class RuntimeContext:
     devices: Devices
     storages: Storages
     exclusive: ExclusiveCpus
+    network: Network
     nodes: Nodes
     streams: StreamHome
     parent: Callable[[], str]

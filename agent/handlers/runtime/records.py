@@ -44,6 +44,8 @@ class ContainerRecord:
     `owner` is whom it gives them to.
     `incoming` are the grants of an update from its beginning to its end: an agent
     that finds them takes that update back.
+    `lent`: it may have interfaces of the sandbox; `etc` are the files of /etc that are the
+    sandbox's (etcfiles.py).
     """
 
     KIND = "containers"
@@ -62,6 +64,8 @@ class ContainerRecord:
     claims: tuple[Claim, ...] = ()
     owner: User = ROOT
     exclusive_cpus: int = 0
+    lent: bool = False
+    etc: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -88,6 +92,8 @@ class ContainerRecord:
             claims=tuple(Claim(**claim) for claim in data["claims"]),
             owner=User(*map(int, data["owner"])),
             exclusive_cpus=int(data["exclusive_cpus"]),
+            lent=bool(data["lent"]),
+            etc=tuple(map(str, data["etc"])),
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError
+from agent.handlers.runtime.etcfiles import ETC_FILES, refresh
 from agent.handlers.runtime.leftovers import wait_for_leftovers
 from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord
 from agent.handlers.runtime.streams import PREFIX
@@ -64,6 +65,17 @@ async def _restore_one(
         await _find_out(containers, container)
     if container.record.incoming is not None or container.lost:
         containers.settle(container)
+    if container.first is not None and container.first.exit is not None:
+        containers.fetch_interfaces(container)
+    _refresh_etc(context, container)
+
+
+def _refresh_etc(context: RuntimeContext, container: Container) -> None:
+    """The earlier agent may have died before it had changed every container's files."""
+    try:
+        refresh(container, context.network.dns)
+    except AgentError as error:
+        log.warning("%s", error)
 
 
 async def _restore_process(containers: Containers, container: Container, process: Process) -> None:
@@ -142,6 +154,8 @@ def _take_back_strays(context: RuntimeContext, containers: Containers, ids: set[
             phase=Phase.REMOVING,
             layer=True,
             bound=True,
+            lent=True,
+            etc=ETC_FILES,
         )
         container = Container(context, record)
         containers.table.add(container)

@@ -15,9 +15,9 @@ from agent.core.errors import Reason, exhausted
 from agent.handlers.runtime.table import REMEMBERED
 
 if TYPE_CHECKING:
+    from agent.core.turns import Turns
     from agent.handlers.runtime.process import Process
     from agent.handlers.runtime.table import Container, ContainerTable
-    from agent.handlers.runtime.turns import Turns
 
 EXEC_LIMIT = 4096
 """Processes of one container added by exec and not yet forgotten (protocol README)."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.core.errors import invalid, wrong_state
 from agent.handlers.runtime.spec_devices import check_entry, check_rule
+from agent.handlers.runtime.spec_network import check_net_devices
 from agent.handlers.runtime.spec_process import check_process, container_defaults
 from agent.handlers.runtime.specjson import Json, bad_spec, parse
 
@@ -40,7 +41,9 @@ _OF_THE_RUNTIME = ("run.oci.", "module.wasm.")
 """Prefixes that crun acts on; the latter chooses another way to run the process."""
 
 _FOREIGN = ("solaris", "windows", "vm", "zos", "freebsd")
-_NOT_DONE = ("netDevices", "memoryPolicy")
+_NOT_DONE = ("memoryPolicy",)
+_OURS = "netDevices"
+"""Of `linux`, what the agent does instead of the runtime (spec_network.py)."""
 
 _CONTROLLERS = {"cpu", "cpuset", "hugetlb", "io", "memory", "misc", "pids", "rdma"}
 
@@ -144,7 +147,8 @@ def complete(spec: dict[str, Any], around: Surroundings) -> dict[str, Any]:
     whole.setdefault("ociVersion", _OCI_VERSION)
     whole["process"] = container_defaults(whole["process"])
     whole["root"] = {**whole.get("root", {}), "path": around.root}
-    linux = whole["linux"] = {k: v for k, v in whole.get("linux", {}).items() if v is not None}
+    given = whole.get("linux", {}).items()
+    linux = whole["linux"] = {k: v for k, v in given if v is not None and k != _OURS}
     linux["namespaces"] = _namespaces(linux.get("namespaces"))
     linux.setdefault("maskedPaths", list(_MASKED))
     linux.setdefault("readonlyPaths", list(_READ_ONLY))
@@ -245,6 +249,7 @@ def _check_linux(linux: Json) -> None:
         if linux.get(name) is not None:
             raise bad_spec(f"linux.{name}", "the runtime can't do that")
     linux.check("namespaces", _check_namespaces)
+    linux.check(_OURS, check_net_devices)
     linux.check("maskedPaths", Json.paths)
     linux.check("readonlyPaths", Json.paths)
     linux.check("devices", lambda devices: devices.each(check_entry))

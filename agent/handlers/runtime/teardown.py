@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from agent.handlers.runtime.interfaces import take_back
 from agent.handlers.runtime.process import LOST_AFTER
 
 if TYPE_CHECKING:
@@ -23,9 +24,17 @@ _SETTLE = 1.0
 
 
 def push_teardown(
-    undo: UndoStack, context: RuntimeContext, container: Container, deadline: Deadline
+    undo: UndoStack,
+    context: RuntimeContext,
+    container: Container,
+    deadline: Deadline,
+    *,
+    undone: bool,
 ) -> None:
-    """Push the steps in the order of the creation: they run the other way round."""
+    """Push the steps in the order of the creation: they run the other way round.
+
+    `undone`: the container was never made.
+    """
     runtime, cgroup = context.runtime, container.cgroup
     undo.push("release storages and devices", lambda: release_held(context, container))
     undo.push("remove the bundle", lambda: _remove_bundle(context, container, deadline))
@@ -33,6 +42,10 @@ def push_teardown(
     undo.push("remove the cgroup", cgroup.remove)
     undo.push("delete it in the runtime", lambda: runtime.delete(container.id, deadline))
     undo.push("release its CPUs", lambda: context.exclusive.release(container.id))
+    undo.push(
+        "take its interfaces back",
+        lambda: take_back(context, container, deadline, undone=undone),
+    )
     undo.push("end its processes", lambda: _end_processes(container, deadline))
 
 
@@ -76,6 +89,8 @@ async def _forget_processes(container: Container) -> None:
 async def _remove_bundle(context: RuntimeContext, container: Container, deadline: Deadline) -> None:
     # One step: nothing may be removed where a mount that stays would be entered.
     await container.bundle.unmount_sources(context.files, deadline)
+    if container.record.etc:
+        await container.bundle.unmount_etc(context.files, deadline)
     if container.record.bound:
         await container.bundle.unmount_root(context.files, deadline)
     if container.record.layer:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, kernel_refused, timed_out, wrong_state
-from agent.handlers.runtime.turns import Turns
+from agent.core.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,10 @@ from agent.core.model import (
     StorageMount,
 )
 from agent.core.names import check_id
-from agent.server.convert import fields
+from agent.core.network import InterfaceGrant
+from agent.server.convert import fields, linknames
 from agent.server.convert.processes import exit_status
+from agent.server.limits import INTERFACE_BATCH
 from innkeeper.v1 import containers_pb2
 
 if TYPE_CHECKING:
@@ -40,8 +42,30 @@ def container_request(asked: containers_pb2.CreateContainerRequest) -> Container
         storages=tuple(_mount(m, f"storages[{i}]") for i, m in enumerate(asked.storages)),
         devices=_grants(asked.devices, "devices"),
         exclusive_cpus=asked.exclusive_cpus,
+        interfaces=_interfaces(asked.interfaces),
         timeout=fields.seconds(asked.timeout_seconds, "timeout_seconds"),
     )
+
+
+def _interfaces(
+    grants: Sequence[containers_pb2.InterfaceGrant],
+) -> tuple[InterfaceGrant, ...]:
+    """None twice, and no two of one name in the container."""
+    fields.at_most(INTERFACE_BATCH, grants, "interfaces")
+    found = tuple(
+        InterfaceGrant(
+            name=linknames.device(grant.name, f"interfaces[{number}].name"),
+            container_name=(
+                linknames.new(grant.container_name, f"interfaces[{number}].container_name")
+                if grant.container_name
+                else ""
+            ),
+        )
+        for number, grant in enumerate(grants)
+    )
+    fields.no_doubles((grant.name for grant in found), "interfaces")
+    fields.no_doubles((grant.container_name or grant.name for grant in found), "interfaces")
+    return found
 
 
 def container_update(asked: containers_pb2.UpdateContainerRequest) -> ContainerUpdate:

@@ -10,6 +10,8 @@ from agent.server.limits import LONGEST_TIMEOUT, OBJECTS
 from agent.server.routing import not_built
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sized
+
     from google.protobuf.message import Message
 
 MICROS: Final = 1_000_000
@@ -40,6 +42,28 @@ def absolute_path(value: str, field: str) -> str:
         raise invalid(f"{field}: {value!r} is not an absolute path", field=field, value=value)
     if len(value) > PATH_BYTES or len(value.encode()) > PATH_BYTES:
         raise invalid(f"{field}: a path has at most {PATH_BYTES} bytes", field=field)
+    return value
+
+
+def at_most(limit: int, values: Sized, field: str) -> None:
+    """BAD_FIELD for a list that is too long, before its members are looked at."""
+    if len(values) > limit:
+        raise invalid(f"{field}: {len(values)} are more than {limit}", field=field, limit=limit)
+
+
+def no_doubles(values: Iterable[Hashable], field: str) -> None:
+    """BAD_FIELD, naming it, for what is there twice."""
+    seen = set()
+    for value in values:
+        if value in seen:
+            raise invalid(f"{field}: {value} is there twice", field=field)
+        seen.add(value)
+
+
+def within(value: int, least: int, most: int, field: str) -> int:
+    """A number of a range; raises BAD_FIELD."""
+    if not least <= value <= most:
+        raise invalid(f"{field}: {value} is not {least} to {most}", field=field)
     return value
 
 

@@ -25,45 +25,47 @@ _sym_db = _symbol_database.Default()
 from innkeeper.v1 import types_pb2 as innkeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinnkeeper/v1/containers.proto\x12\x0cinnkeeper.v1\x1a\x18innkeeper/v1/types.proto\"H\n\x0cStorageMount\x12\x12\n\nstorage_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x02 \x01(\t\x12\x0f\n\x07options\x18\x03 \x03(\t\"[\n\x0b\x44\x65viceGrant\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontainer_path\x18\x02 \x01(\t\x12\x13\n\x0bpermissions\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\"\xb5\x02\n\x16\x43reateContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04spec\x18\x02 \x01(\x0c\x12\x14\n\nstorage_id\x18\x03 \x01(\tH\x00\x12\x0e\n\x04path\x18\x04 \x01(\tH\x00\x12\x16\n\x0ewritable_layer\x18\x05 \x01(\x08\x12,\n\x08storages\x18\x06 \x03(\x0b\x32\x1a.innkeeper.v1.StorageMount\x12*\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x19.innkeeper.v1.DeviceGrant\x12\x13\n\x0b\x63\x64i_devices\x18\x08 \x03(\t\x12\x19\n\x11shared_namespaces\x18\t \x03(\t\x12\x17\n\x0ftimeout_seconds\x18\n \x01(\x01\x12\x16\n\x0e\x65xclusive_cpus\x18\x0b \x01(\rB\x08\n\x06rootfs\"\xc3\x01\n\x0f\x43ontainerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.innkeeper.v1.ContainerState\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12&\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatus\x12*\n\x07\x64\x65vices\x18\x05 \x03(\x0b\x32\x19.innkeeper.v1.DeviceGrant\x12\x16\n\x0e\x65xclusive_cpus\x18\x06 \x03(\r\"#\n\x15StartContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x94\x01\n\x16UpdateContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tresources\x18\x02 \x01(\x0c\x12+\n\x07\x64\x65vices\x18\x03 \x01(\x0b\x32\x1a.innkeeper.v1.DeviceGrants\x12\x1b\n\x0e\x65xclusive_cpus\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_exclusive_cpus\"9\n\x0c\x44\x65viceGrants\x12)\n\x06grants\x18\x01 \x03(\x0b\x32\x19.innkeeper.v1.DeviceGrant\"#\n\x15PauseContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\"$\n\x16ResumeContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\"#\n\x15\x43ontainerStatsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\xf0\x01\n\x16\x43ontainerStatsResponse\x12\x18\n\x10\x63pu_usage_micros\x18\x01 \x01(\x04\x12\x17\n\x0f\x63pu_user_micros\x18\x02 \x01(\x04\x12\x19\n\x11\x63pu_system_micros\x18\x03 \x01(\x04\x12\x1c\n\x14\x63pu_throttled_micros\x18\x04 \x01(\x04\x12\x16\n\x0ememory_current\x18\x05 \x01(\x04\x12\x13\n\x0bmemory_peak\x18\x06 \x01(\x04\x12\x14\n\x0cmemory_limit\x18\x07 \x01(\x04\x12\x14\n\x0cpids_current\x18\x08 \x01(\x04\x12\x11\n\toom_kills\x18\t \x01(\x04\"T\n\x16RemoveContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x19\n\x17RemoveContainerResponse\"\x17\n\x15ListContainersRequest\"K\n\x16ListContainersResponse\x12\x31\n\ncontainers\x18\x01 \x03(\x0b\x32\x1d.innkeeper.v1.ContainerStatus*\xa4\x01\n\x0e\x43ontainerState\x12\x1f\n\x1b\x43ONTAINER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONTAINER_STATE_CREATED\x10\x01\x12\x1b\n\x17\x43ONTAINER_STATE_RUNNING\x10\x02\x12\x1b\n\x17\x43ONTAINER_STATE_STOPPED\x10\x03\x12\x1a\n\x16\x43ONTAINER_STATE_PAUSED\x10\x04\x32\x91\x05\n\nContainers\x12M\n\x06\x43reate\x12$.innkeeper.v1.CreateContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12K\n\x05Start\x12#.innkeeper.v1.StartContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12M\n\x06Update\x12$.innkeeper.v1.UpdateContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12K\n\x05Pause\x12#.innkeeper.v1.PauseContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12M\n\x06Resume\x12$.innkeeper.v1.ResumeContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12R\n\x05Stats\x12#.innkeeper.v1.ContainerStatsRequest\x1a$.innkeeper.v1.ContainerStatsResponse\x12U\n\x06Remove\x12$.innkeeper.v1.RemoveContainerRequest\x1a%.innkeeper.v1.RemoveContainerResponse\x12Q\n\x04List\x12#.innkeeper.v1.ListContainersRequest\x1a$.innkeeper.v1.ListContainersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dinnkeeper/v1/containers.proto\x12\x0cinnkeeper.v1\x1a\x18innkeeper/v1/types.proto\"H\n\x0cStorageMount\x12\x12\n\nstorage_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x02 \x01(\t\x12\x0f\n\x07options\x18\x03 \x03(\t\"[\n\x0b\x44\x65viceGrant\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontainer_path\x18\x02 \x01(\t\x12\x13\n\x0bpermissions\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\"\xe7\x02\n\x16\x43reateContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04spec\x18\x02 \x01(\x0c\x12\x14\n\nstorage_id\x18\x03 \x01(\tH\x00\x12\x0e\n\x04path\x18\x04 \x01(\tH\x00\x12\x16\n\x0ewritable_layer\x18\x05 \x01(\x08\x12,\n\x08storages\x18\x06 \x03(\x0b\x32\x1a.innkeeper.v1.StorageMount\x12*\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x19.innkeeper.v1.DeviceGrant\x12\x13\n\x0b\x63\x64i_devices\x18\x08 \x03(\t\x12\x19\n\x11shared_namespaces\x18\t \x03(\t\x12\x17\n\x0ftimeout_seconds\x18\n \x01(\x01\x12\x16\n\x0e\x65xclusive_cpus\x18\x0b \x01(\r\x12\x30\n\ninterfaces\x18\x0c \x03(\x0b\x32\x1c.innkeeper.v1.InterfaceGrantB\x08\n\x06rootfs\"6\n\x0eInterfaceGrant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontainer_name\x18\x02 \x01(\t\"\xc3\x01\n\x0f\x43ontainerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.innkeeper.v1.ContainerState\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12&\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatus\x12*\n\x07\x64\x65vices\x18\x05 \x03(\x0b\x32\x19.innkeeper.v1.DeviceGrant\x12\x16\n\x0e\x65xclusive_cpus\x18\x06 \x03(\r\"#\n\x15StartContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x94\x01\n\x16UpdateContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tresources\x18\x02 \x01(\x0c\x12+\n\x07\x64\x65vices\x18\x03 \x01(\x0b\x32\x1a.innkeeper.v1.DeviceGrants\x12\x1b\n\x0e\x65xclusive_cpus\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_exclusive_cpus\"9\n\x0c\x44\x65viceGrants\x12)\n\x06grants\x18\x01 \x03(\x0b\x32\x19.innkeeper.v1.DeviceGrant\"#\n\x15PauseContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\"$\n\x16ResumeContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\"#\n\x15\x43ontainerStatsRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\xf0\x01\n\x16\x43ontainerStatsResponse\x12\x18\n\x10\x63pu_usage_micros\x18\x01 \x01(\x04\x12\x17\n\x0f\x63pu_user_micros\x18\x02 \x01(\x04\x12\x19\n\x11\x63pu_system_micros\x18\x03 \x01(\x04\x12\x1c\n\x14\x63pu_throttled_micros\x18\x04 \x01(\x04\x12\x16\n\x0ememory_current\x18\x05 \x01(\x04\x12\x13\n\x0bmemory_peak\x18\x06 \x01(\x04\x12\x14\n\x0cmemory_limit\x18\x07 \x01(\x04\x12\x14\n\x0cpids_current\x18\x08 \x01(\x04\x12\x11\n\toom_kills\x18\t \x01(\x04\"T\n\x16RemoveContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x19\n\x17RemoveContainerResponse\"\x17\n\x15ListContainersRequest\"K\n\x16ListContainersResponse\x12\x31\n\ncontainers\x18\x01 \x03(\x0b\x32\x1d.innkeeper.v1.ContainerStatus*\xa4\x01\n\x0e\x43ontainerState\x12\x1f\n\x1b\x43ONTAINER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONTAINER_STATE_CREATED\x10\x01\x12\x1b\n\x17\x43ONTAINER_STATE_RUNNING\x10\x02\x12\x1b\n\x17\x43ONTAINER_STATE_STOPPED\x10\x03\x12\x1a\n\x16\x43ONTAINER_STATE_PAUSED\x10\x04\x32\x91\x05\n\nContainers\x12M\n\x06\x43reate\x12$.innkeeper.v1.CreateContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12K\n\x05Start\x12#.innkeeper.v1.StartContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12M\n\x06Update\x12$.innkeeper.v1.UpdateContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12K\n\x05Pause\x12#.innkeeper.v1.PauseContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12M\n\x06Resume\x12$.innkeeper.v1.ResumeContainerRequest\x1a\x1d.innkeeper.v1.ContainerStatus\x12R\n\x05Stats\x12#.innkeeper.v1.ContainerStatsRequest\x1a$.innkeeper.v1.ContainerStatsResponse\x12U\n\x06Remove\x12$.innkeeper.v1.RemoveContainerRequest\x1a%.innkeeper.v1.RemoveContainerResponse\x12Q\n\x04List\x12#.innkeeper.v1.ListContainersRequest\x1a$.innkeeper.v1.ListContainersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'innkeeper.v1.containers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONTAINERSTATE']._serialized_start=1568
-  _globals['_CONTAINERSTATE']._serialized_end=1732
+  _globals['_CONTAINERSTATE']._serialized_start=1674
+  _globals['_CONTAINERSTATE']._serialized_end=1838
   _globals['_STORAGEMOUNT']._serialized_start=73
   _globals['_STORAGEMOUNT']._serialized_end=145
   _globals['_DEVICEGRANT']._serialized_start=147
   _globals['_DEVICEGRANT']._serialized_end=238
   _globals['_CREATECONTAINERREQUEST']._serialized_start=241
-  _globals['_CREATECONTAINERREQUEST']._serialized_end=550
-  _globals['_CONTAINERSTATUS']._serialized_start=553
-  _globals['_CONTAINERSTATUS']._serialized_end=748
-  _globals['_STARTCONTAINERREQUEST']._serialized_start=750
-  _globals['_STARTCONTAINERREQUEST']._serialized_end=785
-  _globals['_UPDATECONTAINERREQUEST']._serialized_start=788
-  _globals['_UPDATECONTAINERREQUEST']._serialized_end=936
-  _globals['_DEVICEGRANTS']._serialized_start=938
-  _globals['_DEVICEGRANTS']._serialized_end=995
-  _globals['_PAUSECONTAINERREQUEST']._serialized_start=997
-  _globals['_PAUSECONTAINERREQUEST']._serialized_end=1032
-  _globals['_RESUMECONTAINERREQUEST']._serialized_start=1034
-  _globals['_RESUMECONTAINERREQUEST']._serialized_end=1070
-  _globals['_CONTAINERSTATSREQUEST']._serialized_start=1072
-  _globals['_CONTAINERSTATSREQUEST']._serialized_end=1107
-  _globals['_CONTAINERSTATSRESPONSE']._serialized_start=1110
-  _globals['_CONTAINERSTATSRESPONSE']._serialized_end=1350
-  _globals['_REMOVECONTAINERREQUEST']._serialized_start=1352
-  _globals['_REMOVECONTAINERREQUEST']._serialized_end=1436
-  _globals['_REMOVECONTAINERRESPONSE']._serialized_start=1438
-  _globals['_REMOVECONTAINERRESPONSE']._serialized_end=1463
-  _globals['_LISTCONTAINERSREQUEST']._serialized_start=1465
-  _globals['_LISTCONTAINERSREQUEST']._serialized_end=1488
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=1490
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=1565
-  _globals['_CONTAINERS']._serialized_start=1735
-  _globals['_CONTAINERS']._serialized_end=2392
+  _globals['_CREATECONTAINERREQUEST']._serialized_end=600
+  _globals['_INTERFACEGRANT']._serialized_start=602
+  _globals['_INTERFACEGRANT']._serialized_end=656
+  _globals['_CONTAINERSTATUS']._serialized_start=659
+  _globals['_CONTAINERSTATUS']._serialized_end=854
+  _globals['_STARTCONTAINERREQUEST']._serialized_start=856
+  _globals['_STARTCONTAINERREQUEST']._serialized_end=891
+  _globals['_UPDATECONTAINERREQUEST']._serialized_start=894
+  _globals['_UPDATECONTAINERREQUEST']._serialized_end=1042
+  _globals['_DEVICEGRANTS']._serialized_start=1044
+  _globals['_DEVICEGRANTS']._serialized_end=1101
+  _globals['_PAUSECONTAINERREQUEST']._serialized_start=1103
+  _globals['_PAUSECONTAINERREQUEST']._serialized_end=1138
+  _globals['_RESUMECONTAINERREQUEST']._serialized_start=1140
+  _globals['_RESUMECONTAINERREQUEST']._serialized_end=1176
+  _globals['_CONTAINERSTATSREQUEST']._serialized_start=1178
+  _globals['_CONTAINERSTATSREQUEST']._serialized_end=1213
+  _globals['_CONTAINERSTATSRESPONSE']._serialized_start=1216
+  _globals['_CONTAINERSTATSRESPONSE']._serialized_end=1456
+  _globals['_REMOVECONTAINERREQUEST']._serialized_start=1458
+  _globals['_REMOVECONTAINERREQUEST']._serialized_end=1542
+  _globals['_REMOVECONTAINERRESPONSE']._serialized_start=1544
+  _globals['_REMOVECONTAINERRESPONSE']._serialized_end=1569
+  _globals['_LISTCONTAINERSREQUEST']._serialized_start=1571
+  _globals['_LISTCONTAINERSREQUEST']._serialized_end=1594
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=1596
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=1671
+  _globals['_CONTAINERS']._serialized_start=1841
+  _globals['_CONTAINERS']._serialized_end=2498
 # @@protoc_insertion_point(module_scope)

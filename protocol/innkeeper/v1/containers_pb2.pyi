@@ -139,6 +139,7 @@ class CreateContainerRequest(_message.Message):
     SHARED_NAMESPACES_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     EXCLUSIVE_CPUS_FIELD_NUMBER: _builtins.int
+    INTERFACES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
     spec: _builtins.bytes
@@ -184,6 +185,16 @@ class CreateContainerRequest(_message.Message):
     def shared_namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Namespaces shared with the sandbox: "pid", "ipc", "uts", "network"."""
 
+    @_builtins.property
+    def interfaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___InterfaceGrant]:
+        """Interfaces that the container gets, for a `spec` with a network namespace of its
+        own (BAD_SPEC else). They are there before its first process runs, with their whole
+        configuration (MTU, MAC address, addresses, routes), and come back to the sandbox,
+        as they were when they went, when the container's first process has ended. What
+        `linux.netDevices` of `spec` (OCI 1.3) moves is moved by that specification's rules, and does not
+        come back by us.
+        """
+
     def __init__(
         self,
         *,
@@ -198,16 +209,43 @@ class CreateContainerRequest(_message.Message):
         shared_namespaces: _abc.Iterable[_builtins.str] | None = ...,
         timeout_seconds: _builtins.float = ...,
         exclusive_cpus: _builtins.int = ...,
+        interfaces: _abc.Iterable[Global___InterfaceGrant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "rootfs", b"rootfs", "storage_id", b"storage_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdi_devices", b"cdi_devices", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "path", b"path", "rootfs", b"rootfs", "shared_namespaces", b"shared_namespaces", "spec", b"spec", "storage_id", b"storage_id", "storages", b"storages", "timeout_seconds", b"timeout_seconds", "writable_layer", b"writable_layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdi_devices", b"cdi_devices", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "interfaces", b"interfaces", "path", b"path", "rootfs", b"rootfs", "shared_namespaces", b"shared_namespaces", "spec", b"spec", "storage_id", b"storage_id", "storages", b"storages", "timeout_seconds", b"timeout_seconds", "writable_layer", b"writable_layer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_rootfs: _TypeAlias = _typing.Literal["storage_id", "path"]  # noqa: Y015
     _WhichOneofArgType_rootfs: _TypeAlias = _typing.Literal["rootfs", b"rootfs"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_rootfs) -> _WhichOneofReturnType_rootfs | None: ...
 
 Global___CreateContainerRequest: _TypeAlias = CreateContainerRequest  # noqa: Y015
+
+@_typing.final
+class InterfaceGrant(_message.Message):
+    """An interface that a container gets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTAINER_NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in the sandbox, or an alternative name."""
+    container_name: _builtins.str
+    """Its name in the container; empty: the same."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        container_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_name", b"container_name", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterfaceGrant: _TypeAlias = InterfaceGrant  # noqa: Y015
 
 @_typing.final
 class ContainerStatus(_message.Message):

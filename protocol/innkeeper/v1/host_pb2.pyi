@@ -87,6 +87,20 @@ class _NicBackendEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NicBackend
     """The link is up and DHCP answers; nothing beyond can be reached."""
     NIC_BACKEND_USER: _NicBackend.ValueType  # 2
     """QEMU's user mode network: the guest can open connections as the host's user."""
+    NIC_BACKEND_TAP: _NicBackend.ValueType  # 3
+    """A tap interface of the host (`tap`), which exists already. A busy one is
+    ALREADY_EXISTS (ADDRESS_IN_USE), one that is missing or no tap
+    FAILED_PRECONDITION (HOST_LACKS).
+    """
+    NIC_BACKEND_WIRE: _NicBackend.ValueType  # 4
+    """A wire to one other VM of this user, without a server between
+    (`wire`); either may leave and come back. One with both ends taken is
+    ALREADY_EXISTS (ADDRESS_IN_USE).
+    """
+    NIC_BACKEND_PASST: _NicBackend.ValueType  # 5
+    """passt, a user mode network that is faster and shows the host's own addresses;
+    FAILED_PRECONDITION (NOT_INSTALLED) where the host has none.
+    """
 
 class NicBackend(_NicBackend, metaclass=_NicBackendEnumTypeWrapper):
     """What is at the other end of a network interface."""
@@ -97,6 +111,20 @@ NIC_BACKEND_ISOLATED: NicBackend.ValueType  # 1
 """The link is up and DHCP answers; nothing beyond can be reached."""
 NIC_BACKEND_USER: NicBackend.ValueType  # 2
 """QEMU's user mode network: the guest can open connections as the host's user."""
+NIC_BACKEND_TAP: NicBackend.ValueType  # 3
+"""A tap interface of the host (`tap`), which exists already. A busy one is
+ALREADY_EXISTS (ADDRESS_IN_USE), one that is missing or no tap
+FAILED_PRECONDITION (HOST_LACKS).
+"""
+NIC_BACKEND_WIRE: NicBackend.ValueType  # 4
+"""A wire to one other VM of this user, without a server between
+(`wire`); either may leave and come back. One with both ends taken is
+ALREADY_EXISTS (ADDRESS_IN_USE).
+"""
+NIC_BACKEND_PASST: NicBackend.ValueType  # 5
+"""passt, a user mode network that is faster and shows the host's own addresses;
+FAILED_PRECONDITION (NOT_INSTALLED) where the host has none.
+"""
 Global___NicBackend: _TypeAlias = NicBackend  # noqa: Y015
 
 class _GpuModel:
@@ -384,22 +412,42 @@ class Nic(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MAC_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
+    TAP_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
+    MTU_FIELD_NUMBER: _builtins.int
+    QUEUE_PAIRS_FIELD_NUMBER: _builtins.int
     model: Global___NicModel.ValueType
     """What it is to the guest."""
     mac: _builtins.str
     """MAC address; empty: made from the VM's name and the id."""
     backend: Global___NicBackend.ValueType
     """The other end."""
+    tap: _builtins.str
+    """With NIC_BACKEND_TAP: the interface's name on the host."""
+    wire: _builtins.str
+    """With NIC_BACKEND_WIRE: the wire's name, 1 to 64 of [A-Za-z0-9_.-]; both VMs name
+    the same.
+    """
+    mtu: _builtins.int
+    """Largest frame payload that the guest may use as MTU, 68 to 65521; 0: 1500. The guest
+    still chooses; virtio-net tells it, and takes it as its initial MTU.
+    """
+    queue_pairs: _builtins.int
+    """Pairs of queues, 1 to 64, with virtio-net on a tap; 0: 1."""
     def __init__(
         self,
         *,
         model: Global___NicModel.ValueType = ...,
         mac: _builtins.str = ...,
         backend: Global___NicBackend.ValueType = ...,
+        tap: _builtins.str = ...,
+        wire: _builtins.str = ...,
+        mtu: _builtins.int = ...,
+        queue_pairs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "mac", b"mac", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "mac", b"mac", "model", b"model", "mtu", b"mtu", "queue_pairs", b"queue_pairs", "tap", b"tap", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NetworkStub:
-    """The guest's network. Each Apply is a wanted state: twice changes nothing.
+    """The guest's network.
     """
 
     def __init__(self, channel):
@@ -39,6 +39,16 @@ class NetworkStub:
                 '/innkeeper.v1.Network/ApplyInterface',
                 request_serializer=innkeeper_dot_v1_dot_network__pb2.ApplyInterfaceRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_network__pb2.InterfaceState.FromString,
+                _registered_method=True)
+        self.ApplyInterfaces = channel.unary_unary(
+                '/innkeeper.v1.Network/ApplyInterfaces',
+                request_serializer=innkeeper_dot_v1_dot_network__pb2.ApplyInterfacesRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplyInterfacesResponse.FromString,
+                _registered_method=True)
+        self.RemoveInterface = channel.unary_unary(
+                '/innkeeper.v1.Network/RemoveInterface',
+                request_serializer=innkeeper_dot_v1_dot_network__pb2.RemoveInterfaceRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_network__pb2.RemoveInterfaceResponse.FromString,
                 _registered_method=True)
         self.ListInterfaces = channel.unary_unary(
                 '/innkeeper.v1.Network/ListInterfaces',
@@ -58,12 +68,27 @@ class NetworkStub:
         self.ApplyNeighbors = channel.unary_unary(
                 '/innkeeper.v1.Network/ApplyNeighbors',
                 request_serializer=innkeeper_dot_v1_dot_network__pb2.ApplyNeighborsRequest.SerializeToString,
-                response_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplyNeighborsResponse.FromString,
+                response_deserializer=innkeeper_dot_v1_dot_network__pb2.NeighborsState.FromString,
+                _registered_method=True)
+        self.ListNeighbors = channel.unary_unary(
+                '/innkeeper.v1.Network/ListNeighbors',
+                request_serializer=innkeeper_dot_v1_dot_network__pb2.ListNeighborsRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_network__pb2.NeighborsState.FromString,
                 _registered_method=True)
         self.ApplyDns = channel.unary_unary(
                 '/innkeeper.v1.Network/ApplyDns',
                 request_serializer=innkeeper_dot_v1_dot_network__pb2.ApplyDnsRequest.SerializeToString,
-                response_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplyDnsResponse.FromString,
+                response_deserializer=innkeeper_dot_v1_dot_network__pb2.DnsState.FromString,
+                _registered_method=True)
+        self.GetDns = channel.unary_unary(
+                '/innkeeper.v1.Network/GetDns',
+                request_serializer=innkeeper_dot_v1_dot_network__pb2.GetDnsRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_network__pb2.DnsState.FromString,
+                _registered_method=True)
+        self.ApplySysctls = channel.unary_unary(
+                '/innkeeper.v1.Network/ApplySysctls',
+                request_serializer=innkeeper_dot_v1_dot_network__pb2.ApplySysctlsRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_network__pb2.SysctlsState.FromString,
                 _registered_method=True)
         self.GetFirewall = channel.unary_unary(
                 '/innkeeper.v1.Network/GetFirewall',
@@ -78,46 +103,85 @@ class NetworkStub:
 
 
 class NetworkServicer:
-    """The guest's network. Each Apply is a wanted state: twice changes nothing.
+    """The guest's network.
     """
 
     def ApplyInterface(self, request, context):
-        """Finds an interface (waiting for it) and gives it this state.
+        """Finds an interface, waiting for it as for any device, or makes a virtual one,
+        and gives it this state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyInterfaces(self, request, context):
+        """The same for several, as one: names may go round among them, and a failure
+        leaves all of them as they were. Those that others are on top of come first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveInterface(self, request, context):
+        """Removes a virtual interface (VLAN, bridge, bond, VRF, dummy, veth). Hardware
+        is FAILED_PRECONDITION (NOT_REMOVABLE): it goes when it is unplugged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListInterfaces(self, request, context):
-        """All interfaces.
+        """All interfaces, with those that containers were given.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApplyRoutes(self, request, context):
-        """The routes that shall be; others of the agent's go.
+        """Routes and policy rules that shall be: what each set names (a family of a
+        table, the rules of a family) becomes exactly that, in one transaction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRoutes(self, request, context):
-        """All routes of the main table.
+        """Routes and rules, in sets that ApplyRoutes takes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApplyNeighbors(self, request, context):
-        """Permanent neighbour entries that shall be.
+        """Neighbours and bridge forwarding entries that shall be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListNeighbors(self, request, context):
+        """Neighbours and bridge forwarding entries.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApplyDns(self, request, context):
-        """Contents of resolv.conf and hosts.
+        """Contents of resolv.conf, hosts and hostname, in the guest and in all containers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDns(self, request, context):
+        """The same contents as they are, and what was asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplySysctls(self, request, context):
+        """Sets sysctls of the network, all or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +209,16 @@ def add_NetworkServicer_to_server(servicer, server):
                     request_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplyInterfaceRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_network__pb2.InterfaceState.SerializeToString,
             ),
+            'ApplyInterfaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyInterfaces,
+                    request_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplyInterfacesRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_network__pb2.ApplyInterfacesResponse.SerializeToString,
+            ),
+            'RemoveInterface': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveInterface,
+                    request_deserializer=innkeeper_dot_v1_dot_network__pb2.RemoveInterfaceRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_network__pb2.RemoveInterfaceResponse.SerializeToString,
+            ),
             'ListInterfaces': grpc.unary_unary_rpc_method_handler(
                     servicer.ListInterfaces,
                     request_deserializer=innkeeper_dot_v1_dot_network__pb2.ListInterfacesRequest.FromString,
@@ -163,12 +237,27 @@ def add_NetworkServicer_to_server(servicer, server):
             'ApplyNeighbors': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyNeighbors,
                     request_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplyNeighborsRequest.FromString,
-                    response_serializer=innkeeper_dot_v1_dot_network__pb2.ApplyNeighborsResponse.SerializeToString,
+                    response_serializer=innkeeper_dot_v1_dot_network__pb2.NeighborsState.SerializeToString,
+            ),
+            'ListNeighbors': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNeighbors,
+                    request_deserializer=innkeeper_dot_v1_dot_network__pb2.ListNeighborsRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_network__pb2.NeighborsState.SerializeToString,
             ),
             'ApplyDns': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyDns,
                     request_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplyDnsRequest.FromString,
-                    response_serializer=innkeeper_dot_v1_dot_network__pb2.ApplyDnsResponse.SerializeToString,
+                    response_serializer=innkeeper_dot_v1_dot_network__pb2.DnsState.SerializeToString,
+            ),
+            'GetDns': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDns,
+                    request_deserializer=innkeeper_dot_v1_dot_network__pb2.GetDnsRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_network__pb2.DnsState.SerializeToString,
+            ),
+            'ApplySysctls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplySysctls,
+                    request_deserializer=innkeeper_dot_v1_dot_network__pb2.ApplySysctlsRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_network__pb2.SysctlsState.SerializeToString,
             ),
             'GetFirewall': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFirewall,
@@ -189,7 +278,7 @@ def add_NetworkServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Network:
-    """The guest's network. Each Apply is a wanted state: twice changes nothing.
+    """The guest's network.
     """
 
     @staticmethod
@@ -209,6 +298,60 @@ class Network:
             '/innkeeper.v1.Network/ApplyInterface',
             innkeeper_dot_v1_dot_network__pb2.ApplyInterfaceRequest.SerializeToString,
             innkeeper_dot_v1_dot_network__pb2.InterfaceState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyInterfaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Network/ApplyInterfaces',
+            innkeeper_dot_v1_dot_network__pb2.ApplyInterfacesRequest.SerializeToString,
+            innkeeper_dot_v1_dot_network__pb2.ApplyInterfacesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveInterface(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Network/RemoveInterface',
+            innkeeper_dot_v1_dot_network__pb2.RemoveInterfaceRequest.SerializeToString,
+            innkeeper_dot_v1_dot_network__pb2.RemoveInterfaceResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -316,7 +459,34 @@ class Network:
             target,
             '/innkeeper.v1.Network/ApplyNeighbors',
             innkeeper_dot_v1_dot_network__pb2.ApplyNeighborsRequest.SerializeToString,
-            innkeeper_dot_v1_dot_network__pb2.ApplyNeighborsResponse.FromString,
+            innkeeper_dot_v1_dot_network__pb2.NeighborsState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNeighbors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Network/ListNeighbors',
+            innkeeper_dot_v1_dot_network__pb2.ListNeighborsRequest.SerializeToString,
+            innkeeper_dot_v1_dot_network__pb2.NeighborsState.FromString,
             options,
             channel_credentials,
             insecure,
@@ -343,7 +513,61 @@ class Network:
             target,
             '/innkeeper.v1.Network/ApplyDns',
             innkeeper_dot_v1_dot_network__pb2.ApplyDnsRequest.SerializeToString,
-            innkeeper_dot_v1_dot_network__pb2.ApplyDnsResponse.FromString,
+            innkeeper_dot_v1_dot_network__pb2.DnsState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Network/GetDns',
+            innkeeper_dot_v1_dot_network__pb2.GetDnsRequest.SerializeToString,
+            innkeeper_dot_v1_dot_network__pb2.DnsState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplySysctls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Network/ApplySysctls',
+            innkeeper_dot_v1_dot_network__pb2.ApplySysctlsRequest.SerializeToString,
+            innkeeper_dot_v1_dot_network__pb2.SysctlsState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,25 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """A freeze ended (subject: storage id; details: mount_point, why)."""
     EVENT_KIND_STORAGE_REFRESHED: _EventKind.ValueType  # 18
     """A watched storage switched to what its source is now (subject: storage id)."""
+    EVENT_KIND_INTERFACE_CHANGED: _EventKind.ValueType  # 19
+    """An interface appeared, went, was renamed or changed its state, whoever did it
+    (subject: its name; details: change=appeared|gone|renamed|changed|moved, ifindex,
+    up and carrier (yes or no), mtu, mac, master; former_name with renamed, container_id with moved).
+    Events of the network begin with the first call of Network or the first NIC
+    attached.
+    """
+    EVENT_KIND_ADDRESS_CHANGED: _EventKind.ValueType  # 20
+    """An address came or went (subject: the interface's name; details:
+    change=added|removed, address with its prefix, scope).
+    """
+    EVENT_KIND_ROUTE_CHANGED: _EventKind.ValueType  # 21
+    """A route came or went (subject: the interface's name, or empty; details:
+    change=added|replaced|removed, family, table, destination, gateway, metric,
+    protocol). Those of ApplyRoutes and the kernel's own of an address are not told, nor
+    IPv4 routes that go with their interface or address, of which the kernel tells nothing.
+    The first 64 of a second are told each, the rest at its end as one, with change=many
+    and count; lost=yes when the kernel dropped notices.
+    """
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing happened."""
@@ -122,6 +141,25 @@ EVENT_KIND_STORAGE_THAWED: EventKind.ValueType  # 17
 """A freeze ended (subject: storage id; details: mount_point, why)."""
 EVENT_KIND_STORAGE_REFRESHED: EventKind.ValueType  # 18
 """A watched storage switched to what its source is now (subject: storage id)."""
+EVENT_KIND_INTERFACE_CHANGED: EventKind.ValueType  # 19
+"""An interface appeared, went, was renamed or changed its state, whoever did it
+(subject: its name; details: change=appeared|gone|renamed|changed|moved, ifindex,
+up and carrier (yes or no), mtu, mac, master; former_name with renamed, container_id with moved).
+Events of the network begin with the first call of Network or the first NIC
+attached.
+"""
+EVENT_KIND_ADDRESS_CHANGED: EventKind.ValueType  # 20
+"""An address came or went (subject: the interface's name; details:
+change=added|removed, address with its prefix, scope).
+"""
+EVENT_KIND_ROUTE_CHANGED: EventKind.ValueType  # 21
+"""A route came or went (subject: the interface's name, or empty; details:
+change=added|replaced|removed, family, table, destination, gateway, metric,
+protocol). Those of ApplyRoutes and the kernel's own of an address are not told, nor
+IPv4 routes that go with their interface or address, of which the kernel tells nothing.
+The first 64 of a second are told each, the rest at its end as one, with change=many
+and count; lost=yes when the kernel dropped notices.
+"""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 class _ShutdownAction:

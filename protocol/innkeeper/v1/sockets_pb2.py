@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainnkeeper/v1/sockets.proto\x12\x0cinnkeeper.v1\"9\n\rSocketAddress\x12\r\n\x03tcp\x18\x01 \x01(\tH\x00\x12\x0e\n\x04unix\x18\x02 \x01(\tH\x00\x42\t\n\x07\x61\x64\x64ress\"e\n\x0e\x46orwardRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.innkeeper.v1.SocketAddressH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\x08H\x00\x42\x07\n\x05\x66rame\"9\n\x0f\x46orwardResponse\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x02 \x01(\x08H\x00\x42\x07\n\x05\x66rame\"f\n\rAcceptRequest\x12-\n\x06listen\x18\x01 \x01(\x0b\x32\x1b.innkeeper.v1.SocketAddressH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\x08H\x00\x42\x07\n\x05\x66rame\"M\n\x0e\x41\x63\x63\x65ptResponse\x12\x13\n\tconnected\x18\x01 \x01(\x08H\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\x08H\x00\x42\x07\n\x05\x66rame2\x9e\x01\n\x07Sockets\x12J\n\x07\x46orward\x12\x1c.innkeeper.v1.ForwardRequest\x1a\x1d.innkeeper.v1.ForwardResponse(\x01\x30\x01\x12G\n\x06\x41\x63\x63\x65pt\x12\x1b.innkeeper.v1.AcceptRequest\x1a\x1c.innkeeper.v1.AcceptResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainnkeeper/v1/sockets.proto\x12\x0cinnkeeper.v1\"O\n\rSocketAddress\x12\r\n\x03tcp\x18\x01 \x01(\tH\x00\x12\x0e\n\x04unix\x18\x02 \x01(\tH\x00\x12\x14\n\x0c\x63ontainer_id\x18\x03 \x01(\tB\t\n\x07\x61\x64\x64ress\"e\n\x0e\x46orwardRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.innkeeper.v1.SocketAddressH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\x08H\x00\x42\x07\n\x05\x66rame\"N\n\x0f\x46orwardResponse\x12\x13\n\tconnected\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x02 \x01(\x08H\x00\x42\x07\n\x05\x66rame\"=\n\rListenRequest\x12,\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1b.innkeeper.v1.SocketAddress\"z\n\x0eListenResponse\x12\x30\n\tlistening\x18\x01 \x01(\x0b\x32\x1b.innkeeper.v1.SocketAddressH\x00\x12.\n\nconnection\x18\x02 \x01(\x0b\x32\x18.innkeeper.v1.ConnectionH\x00\x42\x06\n\x04news\"&\n\nConnection\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\t\"M\n\rAcceptRequest\x12\x14\n\nconnection\x18\x01 \x01(\x04H\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\x08H\x00\x42\x07\n\x05\x66rame\"M\n\x0e\x41\x63\x63\x65ptResponse\x12\x13\n\tconnected\x18\x01 \x01(\x08H\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\x08H\x00\x42\x07\n\x05\x66rame2\xe5\x01\n\x07Sockets\x12J\n\x07\x46orward\x12\x1c.innkeeper.v1.ForwardRequest\x1a\x1d.innkeeper.v1.ForwardResponse(\x01\x30\x01\x12\x45\n\x06Listen\x12\x1b.innkeeper.v1.ListenRequest\x1a\x1c.innkeeper.v1.ListenResponse0\x01\x12G\n\x06\x41\x63\x63\x65pt\x12\x1b.innkeeper.v1.AcceptRequest\x1a\x1c.innkeeper.v1.AcceptResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'innkeeper.v1.sockets_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SOCKETADDRESS']._serialized_start=44
-  _globals['_SOCKETADDRESS']._serialized_end=101
-  _globals['_FORWARDREQUEST']._serialized_start=103
-  _globals['_FORWARDREQUEST']._serialized_end=204
-  _globals['_FORWARDRESPONSE']._serialized_start=206
-  _globals['_FORWARDRESPONSE']._serialized_end=263
-  _globals['_ACCEPTREQUEST']._serialized_start=265
-  _globals['_ACCEPTREQUEST']._serialized_end=367
-  _globals['_ACCEPTRESPONSE']._serialized_start=369
-  _globals['_ACCEPTRESPONSE']._serialized_end=446
-  _globals['_SOCKETS']._serialized_start=449
-  _globals['_SOCKETS']._serialized_end=607
+  _globals['_SOCKETADDRESS']._serialized_end=123
+  _globals['_FORWARDREQUEST']._serialized_start=125
+  _globals['_FORWARDREQUEST']._serialized_end=226
+  _globals['_FORWARDRESPONSE']._serialized_start=228
+  _globals['_FORWARDRESPONSE']._serialized_end=306
+  _globals['_LISTENREQUEST']._serialized_start=308
+  _globals['_LISTENREQUEST']._serialized_end=369
+  _globals['_LISTENRESPONSE']._serialized_start=371
+  _globals['_LISTENRESPONSE']._serialized_end=493
+  _globals['_CONNECTION']._serialized_start=495
+  _globals['_CONNECTION']._serialized_end=533
+  _globals['_ACCEPTREQUEST']._serialized_start=535
+  _globals['_ACCEPTREQUEST']._serialized_end=612
+  _globals['_ACCEPTRESPONSE']._serialized_start=614
+  _globals['_ACCEPTRESPONSE']._serialized_end=691
+  _globals['_SOCKETS']._serialized_start=694
+  _globals['_SOCKETS']._serialized_end=923
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SocketsStub:
-    """Byte streams that work on every transport.
+    """Byte streams.
     """
 
     def __init__(self, channel):
@@ -40,6 +40,11 @@ class SocketsStub:
                 request_serializer=innkeeper_dot_v1_dot_sockets__pb2.ForwardRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_sockets__pb2.ForwardResponse.FromString,
                 _registered_method=True)
+        self.Listen = channel.unary_stream(
+                '/innkeeper.v1.Sockets/Listen',
+                request_serializer=innkeeper_dot_v1_dot_sockets__pb2.ListenRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_sockets__pb2.ListenResponse.FromString,
+                _registered_method=True)
         self.Accept = channel.stream_stream(
                 '/innkeeper.v1.Sockets/Accept',
                 request_serializer=innkeeper_dot_v1_dot_sockets__pb2.AcceptRequest.SerializeToString,
@@ -48,18 +53,29 @@ class SocketsStub:
 
 
 class SocketsServicer:
-    """Byte streams that work on every transport.
+    """Byte streams.
     """
 
     def Forward(self, request_iterator, context):
-        """Connects to an address in the guest. The first frame is `open`.
+        """Connects to an address in the guest. The first frame is `open`; the first answer
+        is `connected`, or the call ends with UNAVAILABLE (CONNECTION_REFUSED); after 20 seconds
+        with DEADLINE_EXCEEDED (OPERATION_TIMED_OUT).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Listen(self, request, context):
+        """Listens on an address in the guest as long as the call lives, and tells of each
+        connection, which Accept then takes. One that nobody takes within ten seconds is
+        closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Accept(self, request_iterator, context):
-        """Accepts one connection on an address in the guest.
+        """Takes one connection that Listen told of. The first frame is `connection`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +88,11 @@ def add_SocketsServicer_to_server(servicer, server):
                     servicer.Forward,
                     request_deserializer=innkeeper_dot_v1_dot_sockets__pb2.ForwardRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_sockets__pb2.ForwardResponse.SerializeToString,
+            ),
+            'Listen': grpc.unary_stream_rpc_method_handler(
+                    servicer.Listen,
+                    request_deserializer=innkeeper_dot_v1_dot_sockets__pb2.ListenRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_sockets__pb2.ListenResponse.SerializeToString,
             ),
             'Accept': grpc.stream_stream_rpc_method_handler(
                     servicer.Accept,
@@ -87,7 +108,7 @@ def add_SocketsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Sockets:
-    """Byte streams that work on every transport.
+    """Byte streams.
     """
 
     @staticmethod
@@ -107,6 +128,33 @@ class Sockets:
             '/innkeeper.v1.Sockets/Forward',
             innkeeper_dot_v1_dot_sockets__pb2.ForwardRequest.SerializeToString,
             innkeeper_dot_v1_dot_sockets__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Listen(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/innkeeper.v1.Sockets/Listen',
+            innkeeper_dot_v1_dot_sockets__pb2.ListenRequest.SerializeToString,
+            innkeeper_dot_v1_dot_sockets__pb2.ListenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -78,6 +78,7 @@ def test_the_version_is_the_packages() -> None:
         ["--transport", "serial"],
         ["--name", "x"],
         ["--keep"],
+        ["--net", "user"],
     ],
     ids=" ".join,
 )

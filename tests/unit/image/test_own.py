@@ -28,7 +28,7 @@ def test_agent_protocol_and_programs_are_where_pid_1_expects_them(root: Path) ->
         assert program.mode == 0o755
         assert program.content.startswith(b"#!/usr/bin/python3 -IS\n")
     assert code["tmp"].mode == 0o1777
-    assert code["etc/resolv.conf"].target == "/run/resolv.conf"
+    assert code["etc/resolv.conf"].target == "../run/innkeeper/network/resolv.conf"
     assert not [path for path in code if path.endswith((".pyc", ".proto", ".pyi"))]
     assert own.initrd.nodes["init"].mode == 0o755
 

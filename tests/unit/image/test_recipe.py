@@ -42,6 +42,7 @@ def test_signs_tell_what_a_package_is_for(tmp_path: Path) -> None:
     (tmp_path / "initrd").mkdir()
     (tmp_path / "packages").write_text(
         "crun # r\n-dpkg # not\n+libarchive13t64 # tool\nutil-linux usr/sbin/blkid # one\n"
+        "util-linux */libx.so */liby.so # more of it\n"
     )
     (tmp_path / "modules").write_text("generic: igb # r\nveth # r\n")
     (tmp_path / "initrd/modules").write_text("virtio_blk # r\n")
@@ -49,7 +50,7 @@ def test_signs_tell_what_a_package_is_for(tmp_path: Path) -> None:
     (tmp_path / "directories").write_text("/tmp 1777 # r\n")
     recipe = Recipe.read(tmp_path, Flavour.CLOUD)
     assert recipe.packages == ("crun", "util-linux")
-    assert recipe.only == {"util-linux": ("usr/sbin/blkid",)}
+    assert recipe.only == {"util-linux": ("usr/sbin/blkid", "*/libx.so", "*/liby.so")}
     assert recipe.left_out == {"dpkg"}
     assert recipe.tools == ("libarchive13t64",)
     assert recipe.modules == ("veth",)

@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from innkeeper.cli import call, cp, demo, device, devices, disk, errors, output, run, storage, vm
+from innkeeper.cli import (
+    call,
+    cp,
+    demo,
+    device,
+    devices,
+    disk,
+    errors,
+    forward,
+    net,
+    output,
+    run,
+    storage,
+    vm,
+)
 from innkeeper.cli.exec import exec_
 from innkeeper.image.command import app as image_app
 
@@ -47,10 +61,12 @@ def _innkeeper(
 app.command(context_settings=_TAKES_A_COMMAND)(run.run)
 app.command("exec", context_settings=_TAKES_A_COMMAND)(exec_)
 app.command()(cp.cp)
+app.command()(forward.forward)
 app.add_typer(vm.app, name="vm")
 app.add_typer(device.app, name="device")
 app.add_typer(storage.app, name="storage")
 app.add_typer(disk.app, name="disk")
+app.add_typer(net.app, name="net")
 app.command()(devices.devices)
 app.command()(call.call)
 app.add_typer(image_app, name="image")

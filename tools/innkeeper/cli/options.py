@@ -166,6 +166,13 @@ ColdOption = Annotated[
         help="Hardware that is there from the start; kinds as in `device attach`; repeatable.",
     ),
 ]
+NetsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="user|passt|tap=NAME|wire=NAME[,address=CIDR][,gateway=IP][,name=NAME]...",
+        help="A network interface from the start, as of `net attach`; repeatable.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

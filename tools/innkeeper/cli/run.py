@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from innkeeper.cli import broken, options, output, terminal, workload
+from innkeeper.cli import (
+    broken,
+    forward_specs,
+    nics,
+    options,
+    output,
+    terminal,
+    workload,
+)
 from innkeeper.cli.disk import copy, made_of
 from innkeeper.cli.errors import CliError
+from innkeeper.cli.forward import tell_chosen
 from innkeeper.cli.guest import Guest
 from innkeeper.cli.hardware import parse_cold
 from innkeeper.cli.interrupts import Interrupts
@@ -29,7 +38,7 @@ from innkeeper.shim.filling import oci
 from innkeeper.shim.images import find_image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from grpc import aio
 
@@ -40,7 +49,7 @@ CONTAINER = "main"
 _OF_A_NEW_VM = (
     *("name", "memory", "cpus", "image", "accel", "transport", "keep", "bridge", "switch"),
     *("second_root", "iommu", "nvdimm", "max_memory", "max_cpus", "private_memory", "share_9p"),
-    "cold",
+    *("cold", "net", "publish", "forward", "reverse"),
 )
 
 
@@ -55,6 +64,8 @@ class RunRequest:
     shares: tuple[MountOption, ...] = ()
     storages: tuple[MountOption, ...] = ()
     """Those that are in the VM already."""
+    interfaces: tuple[nics.Nic, ...] = ()
+    """Those that a new VM has from the start."""
     devices: tuple[GrantOption, ...] = ()
     rootfs: Path | None = None
     image: str = ""
@@ -113,6 +124,10 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
     share_9p: options.NinePOption = None,
     private_memory: options.PrivateMemoryOption = False,
     cold: options.ColdOption = None,
+    net: options.NetsOption = None,
+    publish: forward_specs.PublishOption = None,
+    forward: forward_specs.ForwardOption = None,
+    reverse: forward_specs.ReverseOption = None,
 ) -> None:
     """Boots a VM, runs a command in a container there, and takes everything down again.
 
@@ -134,15 +149,15 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
       innkeeper run --share .:/src:ro -- ls -l /src
       innkeeper run --rootfs ./debian-root --memory 1G -- /usr/bin/make -C /src
       innkeeper run --rootfs alpine.tar.gz --env HOME=/root -- apk info
+      innkeeper run -p 8080:80 -- httpd -f -h /srv
+      innkeeper run --net user -- wget -qO- http://10.0.2.2:8000/
       innkeeper run --vm web --disk data.img:/data -- ls -l /data
       innkeeper run --vm web --storage conf:/etc/app:ro --device gpu0 -- app
     """
     process = _process(command, env or [], workdir, user, terminal=tty, stdin=stdin)
     fresh = f"run-{secrets.token_hex(4)}"
-    if vm:
-        _refuse_words_of_a_new_vm(context)
-    elif storage or device:
-        raise typer.BadParameter("--storage and --device want --vm: a new VM has none yet")
+    _check_words_of(context, vm)
+    interfaces = tuple(nics.parse_net(text) for text in net or [])
     spec = VmSpec(
         name=name or fresh,
         image=image,
@@ -160,7 +175,8 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
         max_cpus=max_cpus,
         private_memory=private_memory,
         shares_9p=tuple(options.parse_9p(text) for text in share_9p or []),
-        cold=parse_cold(cold or []),
+        cold=parse_cold(cold or []) + nics.cold_devices(interfaces),
+        forwards=forward_specs.parse_all(publish, forward, reverse),
     )
     root, image = oci.split(rootfs)
     request = RunRequest(
@@ -169,6 +185,7 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
         disks=tuple(options.parse_disk(text) for text in disk or []),
         shares=tuple(options.parse_share(text) for text in share or []),
         storages=tuple(options.parse_mount("--storage", text) for text in storage or []),
+        interfaces=interfaces,
         devices=tuple(options.parse_grant(text) for text in device or []),
         rootfs=options.existing_file(str(root)) if rootfs else None,
         image=image,
@@ -179,8 +196,11 @@ def run(  # noqa: PLR0913 - typer makes each parameter an option
     raise typer.Exit(wait_for(run_request(request)))
 
 
-def _refuse_words_of_a_new_vm(context: typer.Context) -> None:
-    for parameter in _OF_A_NEW_VM:
+def _check_words_of(context: typer.Context, vm: str) -> None:
+    """Raises typer.BadParameter for what means nothing to a VM that is new, or is not."""
+    if not vm and (context.params["storage"] or context.params["device"]):
+        raise typer.BadParameter("--storage and --device want --vm: a new VM has none yet")
+    for parameter in _OF_A_NEW_VM if vm else ():
         source = context.get_parameter_source(parameter)
         if source is not None and source.name == "COMMANDLINE":
             word = parameter.replace("_", "-")
@@ -242,8 +262,9 @@ def check_files(request: RunRequest) -> None:
 
 
 async def _boot_and_run(spec: VmSpec, request: RunRequest, interrupts: Interrupts) -> int:
-    vm = await boot(spec)
+    vm = await boot(spec, request.interfaces)
     try:
+        tell_chosen(vm, spec.forwards)
         async with vm.channel() as channel, broken.explained(vm, channel):
             # What would have to be taken away again goes with the VM.
             return await _run_in(vm, channel, request, interrupts, AsyncExitStack())
@@ -274,14 +295,21 @@ async def _run_in(
     return await workload.follow(channel, process, request.process, interrupts)
 
 
-async def boot(spec: VmSpec) -> Vm:
-    """Starts a VM, with a display of its progress on a terminal."""
+async def boot(spec: VmSpec, interfaces: Sequence[nics.Nic] = ()) -> Vm:
+    """Starts a VM, with a display of its progress on a terminal, and sets its interfaces
+    up; where that fails, no VM is left."""
     if spec.shares_9p and find_image(spec.image).flavour is Flavour.CLOUD:
         output.warn("the kernel of the image cloud has no 9p: take --image generic, or --share")
     with output.busy(f"{spec.name}: starting") as show:
-        return await start_vm(
+        vm = await start_vm(
             spec, on_progress=lambda at: show(f"{spec.name}: {at.text} ({at.seconds:.1f} s)")
         )
+        try:
+            await nics.set_up(vm, interfaces)
+        except BaseException:
+            await vm.end()
+            raise
+        return vm
 
 
 async def _plug_all(guest: Guest, request: RunRequest, show: Callable[[str], None]) -> None:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import grpc
 import typer
 
-from innkeeper.cli import options, output
+from innkeeper.cli import forward_specs, nics, options, output
 from innkeeper.cli.errors import CliError
+from innkeeper.cli.forward import described
 from innkeeper.cli.hardware import parse_cold
 from innkeeper.cli.loop import wait_for
 from innkeeper.cli.run import boot
 from innkeeper.shim.client import Vm, VmSpec, find_vm, list_vms
 from innkeeper.shim.errors import ShimError
+from innkeeper.shim.forwarding import record
 from innkeeper.shim.vm import DEFAULT_GRACE
 from innkeeper.v1 import host_pb2
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from innkeeper.shim.forwarding.words import ForwardState
+
 app = typer.Typer(no_args_is_help=True, help="VMs: start one, list them, stop one.")
 
-_COLUMNS = ("NAME", "STATE", "ACCEL", "TRANSPORT", "CPUS", "MEMORY", "QEMU", "IMAGE")
+_COLUMNS = ("NAME", "STATE", "ACCEL", "TRANSPORT", "CPUS", "MEMORY", "QEMU", "IMAGE", "FORWARDS")
 
 
 @app.command()
@@ -46,6 +53,10 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
     share_9p: options.NinePOption = None,
     private_memory: options.PrivateMemoryOption = False,
     cold: options.ColdOption = None,
+    net: options.NetsOption = None,
+    publish: forward_specs.PublishOption = None,
+    forward: forward_specs.ForwardOption = None,
+    reverse: forward_specs.ReverseOption = None,
 ) -> None:
     """Boots a VM and leaves it running; returns when its agent has answered.
 
@@ -57,7 +68,10 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
       innkeeper vm start room --max-memory 4G --nvdimm
       innkeeper vm start old --image generic --share-9p src=.:ro
       innkeeper vm start lab --image generic --iommu --cold gpu0=virtio-gpu
+      innkeeper vm start web -p 8080:80 -R /run/agent.sock:$SSH_AUTH_SOCK
+      innkeeper vm start a --net user --net wire=lab,address=192.0.2.1/24,name=lab0
     """
+    interfaces = tuple(nics.parse_net(text) for text in net or [])
     spec = VmSpec(
         name=name,
         image=image,
@@ -77,9 +91,10 @@ def start(  # noqa: PLR0913 - typer makes each parameter an option
         max_cpus=max_cpus,
         private_memory=private_memory,
         shares_9p=tuple(options.parse_9p(text) for text in share_9p or []),
-        cold=parse_cold(cold or []),
+        cold=parse_cold(cold or []) + nics.cold_devices(interfaces),
+        forwards=forward_specs.parse_all(publish, forward, reverse),
     )
-    wait_for(_start(options.vm_spec(spec)))
+    wait_for(_start(options.vm_spec(spec), interfaces))
 
 
 @app.command("list")
@@ -114,22 +129,29 @@ def stop(
     wait_for(_stop(names, grace))
 
 
-async def _start(spec: VmSpec) -> None:
-    vm = await boot(spec)
+async def _start(spec: VmSpec, interfaces: Sequence[nics.Nic]) -> None:
+    vm = await boot(spec, interfaces)
     found = await vm.describe()
     output.say(
         f"{vm.name}: runs ({found.accelerator}, {found.transport}), agent answered after"
         f" {found.first_answer_micros / 1e6:.1f} s"
     )
+    for state in record.read(vm.directory):
+        output.say(f"{vm.name}: {described(vm.name, state)}")
 
 
 async def _list(*, as_json: bool) -> None:
-    found = await asyncio.gather(*(_describe(vm) for vm in list_vms()))
-    vms = [vm for vm in found if vm is not None]
+    running = list_vms()
+    found = await asyncio.gather(*(_describe(vm) for vm in running))
+    vms = [
+        (told, record.read(vm.directory))
+        for vm, told in zip(running, found, strict=True)
+        if told is not None
+    ]
     if as_json:
-        output.say_json([_record(vm) for vm in vms])
+        output.say_json([_record(*each) for each in vms])
     else:
-        output.table(_COLUMNS, [_row(vm) for vm in vms])
+        output.table(_COLUMNS, [_row(*each) for each in vms])
 
 
 async def _describe(vm: Vm) -> host_pb2.VmDescription | None:
@@ -170,7 +192,7 @@ def _none_of(unknown: list[ShimError]) -> CliError:
     return CliError("; ".join(error.message for error in unknown), hint="see: innkeeper vm list")
 
 
-def _row(vm: host_pb2.VmDescription) -> tuple[str, ...]:
+def _row(vm: host_pb2.VmDescription, forwards: tuple[ForwardState, ...]) -> tuple[str, ...]:
     return (
         vm.name,
         vm.state,
@@ -180,6 +202,7 @@ def _row(vm: host_pb2.VmDescription) -> tuple[str, ...]:
         output.size(vm.memory) if vm.memory else "-",
         str(vm.qemu_pid or "-"),
         _image_name(vm.image),
+        " ".join(map(str, forwards)) or "-",
     )
 
 
@@ -188,6 +211,7 @@ def _image_name(directory: str) -> str:
     return Path(directory).name.lstrip(".") or "-"
 
 
-def _record(vm: host_pb2.VmDescription) -> dict[str, object]:
-    """Every field of the protocol, also those that are empty."""
-    return {field.name: getattr(vm, field.name) for field in vm.DESCRIPTOR.fields}
+def _record(vm: host_pb2.VmDescription, forwards: tuple[ForwardState, ...]) -> dict[str, object]:
+    """Every field of the protocol, also those that are empty, and the forwards."""
+    told = {field.name: getattr(vm, field.name) for field in vm.DESCRIPTOR.fields}
+    return {**told, "forwards": [state.to_record() for state in forwards]}

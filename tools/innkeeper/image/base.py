@@ -81,11 +81,11 @@ def make_base(inputs: BaseInputs, debs: DebCache, cache: Path, progress: Progres
             make_build_root(entries, debs, root, progress.trace)
             toolbox = _unpack(root, place / "toolbox")
             tree = _image_part(root, inputs, debs)
-            tree.prune(inputs.recipe.pruned)
         root.unlink()
         with progress.step("python wheels"):
             fetch_wheels(inputs.wheels, wheels)
             tree.add_tree(unpack_wheels(inputs.wheels, wheels))
+            tree.prune(inputs.recipe.pruned)
         with progress.step("byte code"):
             tree.add_tree(compile_tree(tree, toolbox, STDLIB, SITE_PACKAGES))
         save_tree(tree, place, "base")

@@ -40,7 +40,7 @@ class Flavour(StrEnum):
     @property
     def size_target(self) -> int | None:
         """Bytes of root file system above which the build warns."""
-        return 120_000_000 if self is Flavour.CLOUD else None
+        return 128_000_000 if self is Flavour.CLOUD else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,8 +57,8 @@ class Recipe:
 
         packages = words("packages")
         return cls(
-            packages=tuple(name for name, *_ in packages if name[0] not in "-+"),
-            only={name: tuple(patterns) for name, *patterns in packages if patterns},
+            packages=tuple(dict.fromkeys(name for name, *_ in packages if name[0] not in "-+")),
+            only=_patterns(packages),
             left_out=frozenset(name[1:] for name, *_ in packages if name[0] == "-"),
             tools=tuple(name[1:] for name, *_ in packages if name[0] == "+"),
             modules=tuple(word for (word,) in words("modules")),
@@ -79,6 +79,15 @@ class Recipe:
             left_out=self.left_out.difference(packages),
             tools=tuple(name for name in self.tools if name not in packages),
         )
+
+
+def _patterns(packages: list[tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """By package; one may have several lines, each with the reason for its paths."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, *patterns in packages:
+        if patterns:
+            found[name] = (*found.get(name, ()), *patterns)
+    return found
 
 
 def parse_lines(text: str, *, source: str) -> list[Line]:

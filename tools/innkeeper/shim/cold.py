@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from innkeeper.shim.hardware import Setting
+    from innkeeper.shim.helpers import Helpers
     from innkeeper.shim.plugged import Plug
     from innkeeper.shim.spec import ColdDevice
     from innkeeper.shim.table import Table
@@ -35,13 +36,28 @@ _OPTIONS = {
 
 
 def place(devices: Sequence[ColdDevice], table: Table, setting: Setting) -> tuple[str, ...]:
-    """Takes their ports, and gives QEMU's options. Raises BAD_FIELD and what `admit` does."""
-    words: list[str] = []
-    for device in devices:
-        plug = table.admit((_wanted(device, setting),), device.port)
-        table.adopt(plug)
-        words += _options(plug)
-    return tuple(words)
+    """Takes their ports, and gives QEMU's options. Raises BAD_FIELD, what `admit` does, and
+    what a kind finds wrong on this host."""
+    try:
+        return tuple(word for device in devices for word in _placed(device, table, setting))
+    except BaseException:
+        table.release()
+        raise
+
+
+async def start_helpers(table: Table, helpers: Helpers) -> None:
+    """Those of what `place` took: QEMU connects to them when it starts. Raises HOST_LACKS."""
+    for plug in table.plugs:
+        for function in plug.functions:
+            helper = function.hardware.helper(function.names)
+            if helper is not None:
+                await helpers.start(function.id, helper)
+
+
+def _placed(device: ColdDevice, table: Table, setting: Setting) -> list[str]:
+    plug = table.admit((_wanted(device, setting),), device.port)
+    table.adopt(plug)
+    return _options(plug)
 
 
 def _wanted(device: ColdDevice, setting: Setting) -> Wanted:
@@ -60,6 +76,7 @@ def _wanted(device: ColdDevice, setting: Setting) -> Wanted:
 def _options(plug: Plug) -> list[str]:
     words: list[str] = []
     for function in plug.functions:
+        function.hardware = function.hardware.claim()
         for backend in function.hardware.backends(function.names):
             plug.opened.append(backend)
             words += _option(backend.add, backend.arguments)

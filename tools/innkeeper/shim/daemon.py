@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ from grpc import aio
 from innkeeper.shim import accel, cold, images, link, topology
 from innkeeper.shim.decoding import TypedDecoding
 from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.forwarding import joining, record
+from innkeeper.shim.forwarding.forwards import Forwards
 from innkeeper.shim.guest import Guest
 from innkeeper.shim.helpers import Helpers
 from innkeeper.shim.host_service import HostService
@@ -64,6 +66,7 @@ class Daemon:
         self._reporter = reporter
         self._leash = leash
         self._asked_to_stop = asyncio.Event()
+        self._forwards = Forwards((), patient=True)
 
     async def run(self) -> int:
         """The process's exit status.
@@ -85,11 +88,14 @@ class Daemon:
 
     async def _serve(self) -> None:
         shape, way, table = self._plan()
-        async with self._running(shape, way, table) as vm:
-            try:
-                await self._until_over(vm)
-            finally:
-                await vm.stop(DEFAULT_GRACE)
+        # Before there is a VM: a port that is taken is the start's failure.
+        with closing(Forwards(self._spec.forwards, patient=True)) as self._forwards:
+            self._record_forwards()
+            async with self._running(shape, way, table) as vm:
+                try:
+                    await self._until_over(vm)
+                finally:
+                    await vm.stop(DEFAULT_GRACE)
 
     async def _until_over(self, vm: RunningVm) -> None:
         """From boot to end; raises when the VM ended though nobody asked it to."""
@@ -112,11 +118,31 @@ class Daemon:
         else:
             await vm.boot(limit, self._reporter.progress)
         self._reporter.close()
-        await vm.parts.qemu.gone.wait()
+        forwarding = asyncio.create_task(self._forward(vm.parts.guest.channel))
+        try:
+            await vm.parts.qemu.gone.wait()
+        finally:
+            forwarding.cancel()
+            await asyncio.gather(forwarding, return_exceptions=True)
         if vm.parts.qemu.powered_off:
             _log.info("the guest has powered off")
             return
         raise vm.parts.qemu.explain(f"VM {self._spec.name}")
+
+    async def _forward(self, channel: aio.Channel) -> None:
+        try:
+            await self._forwards.serve(channel, note=_log.info, changed=self._record_forwards)
+        except Exception:  # noqa: BLE001 - they are not worth the VM
+            _log.exception("a bug: the VM's forwards have ended")
+
+    def _record_forwards(self) -> None:
+        states = self._forwards.states
+        if not states:
+            return
+        try:
+            record.write(self._paths.directory, states)
+        except OSError as error:
+            _log.warning("what the VM's forwards do can't be shown: %s", error)
 
     def _report_and_slip_leash(self, step: Progress) -> None:
         """A VM that is up outlives its starter, unless it is tied to it."""
@@ -156,15 +182,20 @@ class Daemon:
     ) -> AsyncIterator[RunningVm]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(link.running_helper(way, self._paths))
+            helpers = Helpers(self._paths.qemu_log)
+            stack.callback(table.release)
+            stack.push_async_callback(helpers.close)
+            await cold.start_helpers(table, helpers)
             qemu = await Qemu.start(shape, self._paths.qemu_log)
             stack.push_async_callback(qemu.end)
             await stack.enter_async_context(Bridge(way.transport, self._paths.channel))
             channel = aio.insecure_channel(
-                f"unix:{self._paths.channel}", options=(*CHANNEL_OPTIONS, *BRIDGE_OPTIONS)
+                f"unix:{self._paths.channel}",
+                options=(*CHANNEL_OPTIONS, *BRIDGE_OPTIONS, *joining.CHANNEL_OPTIONS),
             )
             stack.push_async_callback(channel.close)
             guest = Guest(channel)
-            helpers = Helpers(self._paths.qemu_log)
+            # Before QEMU: one that it hangs up on would look as if it had failed.
             stack.push_async_callback(helpers.close)
             parts = Parts(
                 shape=shape,

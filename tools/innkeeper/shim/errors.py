@@ -53,8 +53,9 @@ class Reason(StrEnum):
     PORT_IN_USE = "PORT_IN_USE"
     """ALREADY_EXISTS: something else is in the port that was asked for."""
     ADDRESS_IN_USE = "ADDRESS_IN_USE"
-    """ALREADY_EXISTS: the SCSI controller has a disk at that target and unit, or another
-    share has that tag."""
+    """ALREADY_EXISTS: the SCSI controller has a disk at that target and unit, another
+    share has that tag, the wire has two users, the tap has one, or
+    the port or path that is to be forwarded is taken on this host."""
     UNKNOWN_CONTROLLER = "UNKNOWN_CONTROLLER"
     """NOT_FOUND: no SCSI controller of that id is plugged."""
     STILL_IN_USE = "STILL_IN_USE"
@@ -105,6 +106,8 @@ class Reason(StrEnum):
     """NOT_FOUND: no guest image there."""
     HOST_LACKS = "HOST_LACKS"
     """FAILED_PRECONDITION: the host has no such program, device or directory."""
+    NOT_INSTALLED = "NOT_INSTALLED"
+    """FAILED_PRECONDITION: a program that only this needs is not installed on the host."""
     RESIZE_REFUSED = "RESIZE_REFUSED"
     """FAILED_PRECONDITION: the disk can't be made so large: smaller than it is, read-only, ..."""
     INTERNAL_ERROR = "INTERNAL_ERROR"
@@ -144,6 +147,7 @@ _CODES = {
     Reason.NAME_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
     Reason.IMAGE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.HOST_LACKS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_INSTALLED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.RESIZE_REFUSED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.INTERNAL_ERROR: grpc.StatusCode.INTERNAL,
 }

@@ -52,6 +52,7 @@ class Guest:
     """Typed calls; each raises `ShimError` instead of gRPC's errors."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
         self._health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         self._devices = devices_pb2_grpc.DevicesStub(channel)
         self._sandbox = sandbox_pb2_grpc.SandboxStub(channel)

@@ -98,6 +98,7 @@ class Plugger:
         try:
             async with asyncio.timeout(timeout):
                 usable = await self._bring_in(plug, time.monotonic() + timeout)
+                await self._require_served(plug)
         except BaseException as error:
             late = _late(f"plug of {plug.name}", plug, timeout)
             await self._protect(self._undo(plug))
@@ -181,6 +182,7 @@ class Plugger:
         plug.step = "adding what it is made of in QEMU"
         self._table.number_pmem(plug)
         for function in plug.functions:
+            function.hardware = function.hardware.claim()
             await self._require_known(function.hardware)
             function.hardware = await function.hardware.resolve(function.names, self._monitor)
             helper = function.hardware.helper(function.names)
@@ -190,6 +192,15 @@ class Plugger:
                 # Before the command: a caller that leaves meanwhile has it undone.
                 plug.opened.append(backend)
                 await self._execute(function, backend.add, backend.arguments)
+
+    async def _require_served(self, plug: Plug) -> None:
+        """Its program may have ended while the guest was still looking for it."""
+        if not plug.failure:
+            return
+        for function in plug.functions:
+            told = await self._helpers.why_ended(function.id)
+            if told is not None:
+                raise told
 
     async def _require_known(self, hardware: Hardware) -> None:
         """Asks QEMU itself: distributions leave devices out, or bring them back."""
@@ -464,6 +475,7 @@ class Plugger:
             await self._ignore_refusal(self._monitor.execute(backend.remove, backend.removal))
         for function in plug.functions:
             await self._helpers.stop(function.id)
+            function.hardware.release()
         self._table.remove(plug)
 
     async def _make_guest_forget(self, device: devices_pb2.Device) -> None:
@@ -503,14 +515,16 @@ class Plugger:
             part.settle(Fate.KEPT)
 
     def _on_helper_end(self, device_id: str, how: str) -> None:
-        """The VM goes on; what the guest has mounted of it hangs until it is detached."""
+        """The VM goes on; what the guest has mounted of it hangs until it is detached, and
+        an interface of it is one that nothing comes from."""
         plug = self._table.find(device_id)
         is_wanted = plug.state in (DeviceState.PLUGGING, DeviceState.PLUGGED)
         if is_wanted and not self._monitor.closed.is_set():
             plug.failure = how
-            plug.stuck = _STUCK
             _log.warning("%s does not work any more: %s", plug.name, how)
-            self._run_in_background(self._see_if_idle(plug))
+            if any(each.hardware.share_tag for each in plug.functions):
+                plug.stuck = _STUCK
+                self._run_in_background(self._see_if_idle(plug))
 
     async def _see_if_idle(self, plug: Plug) -> None:
         """Of what is mounted some request is under way, if only that of the unmount. The

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from innkeeper.shim.errors import Reason, ShimError
+from innkeeper.shim.forwarding.words import Forward
 from innkeeper.shim.sizes import in_words
 from innkeeper.shim.statedir import check_name
 
@@ -99,6 +100,8 @@ class VmSpec:
     tied: bool = False
     """The VM stops when the process that started it ends."""
     cold_disks: tuple[ColdDisk, ...] = ()
+    forwards: tuple[Forward, ...] = ()
+    """Ports and sockets; this host's are listened on from before the boot."""
     cold: tuple[ColdDevice, ...] = ()
     """Further hardware that is there from the start, each in a port for hot-plug."""
 
@@ -136,6 +139,7 @@ class VmSpec:
             NinePShare(**share | {"directory": Path(share["directory"])})
             for share in record["shares_9p"]
         )
+        record["forwards"] = tuple(Forward.from_record(each) for each in record["forwards"])
         record["cold"] = tuple(ColdDevice(**device) for device in record["cold"])
         return cls(**record)
 

@@ -73,6 +73,12 @@ class Table:
         for function in plug.functions:
             del self._by_id[function.id]
 
+    def release(self) -> None:
+        """Gives back what all of it has of the host, once QEMU has ended."""
+        for plug in self.plugs:
+            for function in plug.functions:
+                function.hardware.release()
+
     def find(self, device_id: str) -> Plug:
         """Raises UNKNOWN_DEVICE."""
         plug = self._by_id.get(device_id)

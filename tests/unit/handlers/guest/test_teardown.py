@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.core.deadlines import Deadline
 from agent.core.errors import Reason, wrong_state
 from agent.handlers.guest.teardown import Teardown
 
@@ -21,6 +22,8 @@ class _Nothing:
     async def remove(self, container_id: str, grace: float, timeout: float | None) -> None: ...
 
     async def forget(self, device_id: str) -> None: ...
+
+    async def clear(self, deadline: Deadline) -> None: ...
 
 
 class _Storages:
@@ -50,7 +53,9 @@ class _Storages:
 
 async def test_what_rests_on_others_goes_in_order_beside_one_that_hangs() -> None:
     storages = _Storages()
-    teardown = Teardown(containers=_Nothing(), storages=storages, devices=_Nothing())
+    teardown = Teardown(
+        containers=_Nothing(), storages=storages, devices=_Nothing(), dns=_Nothing()
+    )
     (line,) = await teardown.run(30)
     assert storages.gone == ["lid", "top", "base"]
     assert line.startswith("storage hung: ")
@@ -61,7 +66,9 @@ async def test_what_nobody_lets_go_is_told_once_nothing_else_goes() -> None:
     storages = _Storages()
     storages.there = ["base", "top"]
     storages.detach = _refused  # type: ignore[method-assign]
-    teardown = Teardown(containers=_Nothing(), storages=storages, devices=_Nothing())
+    teardown = Teardown(
+        containers=_Nothing(), storages=storages, devices=_Nothing(), dns=_Nothing()
+    )
     assert await teardown.run(30) == ("storage base: in use", "storage top: in use")
 
 
@@ -69,7 +76,9 @@ async def test_what_is_left_is_told_in_the_order_of_the_list() -> None:
     storages = _Storages()
     storages.there = [f"disk{number}" for number in range(20)]
     storages.detach = _refused  # type: ignore[method-assign]
-    teardown = Teardown(containers=_Nothing(), storages=storages, devices=_Nothing())
+    teardown = Teardown(
+        containers=_Nothing(), storages=storages, devices=_Nothing(), dns=_Nothing()
+    )
     told = await teardown.run(30)
     assert told == tuple(f"storage disk{number}: in use" for number in range(20))
 

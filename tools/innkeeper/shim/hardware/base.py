@@ -188,6 +188,14 @@ class Hardware(ABC):
         """`device_add`'s, besides driver, id and place."""
         return {}
 
+    def claim(self) -> Hardware:
+        """Takes what only one device of all VMs can have, before anything is made in
+        QEMU; then `release` gives it back. Raises what says who has it."""
+        return self
+
+    def release(self) -> None:  # noqa: B027 - most kinds took nothing
+        """Gives back what `claim` took, once QEMU has let go of it."""
+
     async def resolve(self, names: Names, monitor: Monitor) -> Hardware:  # noqa: ARG002 - likewise
         """Fills in what only QEMU knows; called right before the first backend."""
         return self

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent.handlers.runtime.turns import Turns
+from agent.core.turns import Turns
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
