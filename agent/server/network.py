@@ -11,6 +11,7 @@ from agent.server.convert.families import family_or_any
 from agent.server.convert.interface_states import interface_list, interface_state
 from agent.server.convert.route_lists import routes_state
 from agent.server.convert.routes import routes_wish
+from agent.server.limits import LONGEST_TIMEOUT
 from agent.server.routing import Methods, Unary
 from innkeeper.v1 import network_pb2 as pb
 
@@ -139,4 +140,6 @@ class NetworkService:
 
 
 def _within(call: Call) -> float | None:
-    return call.within(None, default=TIMEOUT)
+    """All the time that the host gives: so many routes can take longer than the default."""
+    left = call.time_left()
+    return None if left is None else min(left, LONGEST_TIMEOUT)

@@ -1391,12 +1391,17 @@ async def test_the_tools_own_words_arrive(stub: NetworkAsyncStub, manager: FakeN
 async def test_each_call_has_the_time_of_its_caller(
     stub: NetworkAsyncStub, manager: FakeNetwork, name: str, request_: Message
 ) -> None:
-    """Without a deadline, or with a later one, the agent's own counts."""
+    """Without a deadline the agent's own counts; SetFirewall says its time in the request."""
     await getattr(stub, name)(request_)
     await getattr(stub, name)(request_, timeout=100)
     await getattr(stub, name)(request_, timeout=5)
-    first, second, bounded = manager.timeouts
-    assert (first, second) == (None, None)
+    first, second, bounded = manager.timeouts  # gRPC adds a moment to what is asked for
+    assert first is None
+    if name == "SetFirewall":
+        assert second is None
+    else:
+        assert second is not None
+        assert 90 < second < 105
     assert bounded is not None
     assert bounded < 5
 

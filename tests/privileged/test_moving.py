@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from agent.core.errors import AgentError, Reason
-from agent.core.netlink import Netlink, NetlinkRefusal, open_netlink
+from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError, Reason, timed_out
+from agent.core.netlink import Change, Netlink, NetlinkRefusal, Question, open_netlink
 from agent.core.network import InterfaceGrant, LendingOrder, LinkKind, LinkMaking
+from agent.core.rtnl.messages import RTM_GETLINK
 from agent.core.state import StateStore
 from agent.handlers.network.lending import Lending, Sandbox
 from tests.fakes.keeper import FakeKeeper
@@ -264,6 +266,37 @@ async def test_what_containers_have_is_listed(bed: Bed) -> None:
 
 
 # --- linux.netDevices -------------------------------------------------------------------
+
+
+class EndlessList:
+    """A container that makes interfaces all the time: each list of them is interrupted."""
+
+    def __init__(self, namespace: int) -> None:
+        self._netlink = open_netlink(namespace)
+
+    async def change(self, *changes: Change, deadline: Deadline) -> None:
+        await self._netlink.change(*changes, deadline=deadline)
+
+    async def ask(self, question: Question, deadline: Deadline) -> list[Any]:
+        if question.type == RTM_GETLINK and question.dump:
+            raise timed_out(question.what)
+        return await self._netlink.ask(question, deadline)
+
+    def close(self) -> None:
+        self._netlink.close()
+
+
+async def test_a_container_whose_interfaces_can_not_be_listed(bed: Bed) -> None:
+    """What it was given is told all the same, and comes back."""
+    before = seen(bed.home)
+    await bed.lending().lend(bed.order("va:eth0"), bed.home.deadline)
+    lending = bed.lending(opened=EndlessList)
+    [state] = await lending.list(bed.home.deadline)
+    assert (state.link.name, state.link.mtu, state.container_id) == ("eth0", 1400, "c1")
+    assert {"192.0.2.1/24", "192.0.2.2/24"} <= {str(each.interface) for each in state.addresses}
+    await lending.take_back("c1", bed.home.deadline)
+    assert seen(bed.home) == before
+    assert bed.nothing_is_left()
 
 
 async def test_net_devices_as_the_specification_says(bed: Bed) -> None:

@@ -299,6 +299,14 @@ async def test_two_whose_names_look_alike(net: InterfaceLab) -> None:
     assert sorted(names) == sorted(["lo", "far0", "far1", "eth0", "eth1", r"\xff", r"\xff"])
 
 
+async def test_a_name_that_is_not_utf8_is_found_as_it_is_shown(net: InterfaceLab) -> None:
+    net.lab.run("sh", "-c", r"ip link add $(printf 'br\377') type bridge")
+    [state] = await net.apply(InterfaceWish(current_name=r"br\xff", mtu=1400, timeout=0.1))
+    assert (state.link.name, state.link.mtu) == (r"br\xff", 1400)
+    await net.interfaces.remove(r"br\xff", net.lab.deadline)
+    assert list(net.names().values()) == []
+
+
 async def test_random_permutations(net: InterfaceLab) -> None:
     count = 5
     await numbered(net, count, up=False)

@@ -27,6 +27,7 @@ from innkeeper.v1 import host_pb2 as host
 from innkeeper.v1 import sandbox_pb2 as sandbox
 from tests.fakes.plugs import plug
 from tests.vm.guest import Guest, booted, refused
+from tests.vm.netguest import NetGuest, at_path
 from tests.vm.qemu13 import qemu_of_debian_13
 from tests.vm.test_vfio import ask, in_user_space
 
@@ -128,6 +129,14 @@ async def functions(guest: Guest, physical: devices.AttachedDevice) -> list[str]
     return [f"{bus}{number >> 3:02x}.{number & 7}" for number in numbers]
 
 
+async def names_by_path(guest: Guest, found: list[devices.AttachedDevice]) -> list[str]:
+    """Those that the kernel has once they are asked for without a name."""
+    wishes = [at_path(each.pci_path, timeout_seconds=PATIENCE) for each in found]
+    await NetGuest(guest=guest).apply(*wishes)
+    script = "; ".join(f"ls {each.sysfs_path}/net" for each in found)
+    return (await guest.probe(script)).split()
+
+
 async def test_the_vm_has_the_qemu_that_was_named(machine: Guest, qemu: Path) -> None:
     """Not the one on PATH: its program is in the root of that QEMU."""
     vm = await machine.vm.describe()
@@ -173,6 +182,7 @@ async def test_virtual_functions_come_go_and_come_again(machine: Guest) -> None:
             assert await link(machine, each.nic) == [each.nic.mac, str(each.nic.ifindex), "1"]
         names = {each.nic.name for each in (physical, *found)}
         assert len(names) == 3
+        assert await names_by_path(machine, found) == ["n10s10", "n10s10f2"]
         await make_functions(machine, physical, 0)
         await until_vanished(machine, *VIRTUAL)
         for name in VIRTUAL:

@@ -20,6 +20,7 @@ from bench.calls import call_samples, health_checks
 from bench.copies import copy_samples, transports
 from bench.figures import Figure, Sample, gather
 from bench.latency import PORTS, latency_samples
+from bench.network import network_samples
 from bench.plugs import plug_rounds
 from bench.storages import storage_samples
 from innkeeper.cli import options, output
@@ -53,6 +54,7 @@ class Plan:
     storms: int
     storages: int
     copies: int
+    networks: int
 
 
 def main(  # noqa: PLR0913 - typer makes each parameter an option
@@ -71,6 +73,9 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
     copies: Annotated[
         int, typer.Option(metavar="N", help="Small files of a copied tree.", min=0)
     ] = 10_000,
+    networks: Annotated[
+        int, typer.Option(metavar="N", help="Changes of the network, of each sort.", min=0)
+    ] = 3,
     image: options.ImageOption = "cloud",
     accel: options.AccelOption = "auto",
     transport: options.TransportOption = "serial",
@@ -100,6 +105,7 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
         storms=storms,
         storages=storages,
         copies=copies,
+        networks=networks,
     )
     figures, vm = wait_for(_measure(plan))
     output.table(_COLUMNS, [figure.to_row() for figure in figures])
@@ -123,6 +129,8 @@ async def _measure(plan: Plan) -> tuple[tuple[Figure, ...], host_pb2.VmDescripti
             samples += await _storages(plan, Path(folder))
         if plan.copies:
             samples += await _copies(plan)
+        if plan.networks:
+            samples += await _networks(plan, Path(folder))
     return gather(samples), vm
 
 
@@ -179,6 +187,12 @@ async def _copies(plan: Plan) -> list[Sample]:
         async with _booted(over, VmSpec(name=_name(), memory=1 << 30)) as (_, channel):
             samples += await copy_samples(channel, transport, plan.copies)
     return samples
+
+
+async def _networks(plan: Plan, folder: Path) -> list[Sample]:
+    output.note(f"network: {plan.networks} changes of each sort, up to 5,000 routes")
+    async with _booted(plan, VmSpec(name=_name())) as (vm, channel):
+        return await network_samples(vm, channel, folder, plan.networks)
 
 
 def _name() -> str:

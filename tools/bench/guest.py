@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MOST = 64 << 20
 _TRACEFS = {"destination": "/trace", "type": "tracefs", "source": "tracefs"}
+_PROC = {"destination": "/proc", "type": "proc", "source": "proc"}
 _KINDS = ("bounding", "effective", "permitted")
 
 
@@ -31,11 +32,18 @@ async def start_script(
     return types_pb2.ProcessRef(container_id=request.id)
 
 
-async def output_of(channel: aio.Channel, script: str, *capabilities: str) -> str:
+async def output_of(
+    channel: aio.Channel,
+    script: str,
+    *capabilities: str,
+    storages: Sequence[containers_pb2.StorageMount] = (),
+) -> str:
     """What it prints to stdout; tracefs is at /trace. A script that may not do what it
     tries says so on stderr alone."""
     containers = containers_pb2_grpc.ContainersStub(channel)
-    await containers.Create(_request(script, capabilities))
+    request = _request(script, capabilities)
+    request.storages.extend(storages)
+    await containers.Create(request)
     await containers.Start(containers_pb2.StartContainerRequest(id="script"))
     said, rest = Collector(limit=_MOST), Collector()
     process = types_pb2.ProcessRef(container_id="script")
@@ -51,7 +59,7 @@ def _request(script: str, capabilities: tuple[str, ...]) -> containers_pb2.Creat
         "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
         "capabilities": dict.fromkeys(_KINDS, capabilities),
     }
-    spec = {"ociVersion": "1.1.0", "process": process, "mounts": [_TRACEFS]}
+    spec = {"ociVersion": "1.1.0", "process": process, "mounts": [_PROC, _TRACEFS]}
     return containers_pb2.CreateContainerRequest(
         id="script",
         spec=json.dumps(spec).encode(),

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from agent.core.network import LinkMaking
 
 _ALTNAME_SIZE = 127
+# See messages.text.
+_SPELLED_OUT = r"\x"
 _VLAN_CUSTOMER = 0x8100
 _VLAN_SERVICE = 0x88A8
 
@@ -82,7 +84,10 @@ async def all_links(netlink: Netlink, deadline: Deadline) -> tuple[Link, ...]:
 async def one_link(
     netlink: Netlink, deadline: Deadline, *, index: int = 0, name: str = ""
 ) -> Link | None:
-    """The interface of an index or a name, which may be an alternative one; None without."""
+    """The interface of an index or a name, which may be an alternative one; None without.
+
+    One whose name is not UTF-8 is found by how that is shown.
+    """
     raw = name.encode(errors="surrogateescape")
     if not index and not 0 < len(raw) <= _ALTNAME_SIZE:
         return None
@@ -99,10 +104,15 @@ async def one_link(
     try:
         found = await netlink.ask(question, deadline)
     except NetlinkRefusal as error:
-        if error.errno == errno.ENODEV:
-            return None
-        raise
+        if error.errno != errno.ENODEV:
+            raise
+        found = await _shown_as(name, netlink, deadline) if _SPELLED_OUT in name else []
     return found[0] if found else None
+
+
+async def _shown_as(name: str, netlink: Netlink, deadline: Deadline) -> list[Link]:
+    there = await all_links(netlink, deadline)
+    return [link for link in there if name in (link.name, *link.altnames)]
 
 
 def decode(data: bytes) -> Link:

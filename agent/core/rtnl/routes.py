@@ -21,7 +21,6 @@ from agent.core.netlink import (
     Question,
 )
 from agent.core.network import Family, Hop, Route, RouteType
-from agent.core.rtnl import plainroutes
 from agent.core.rtnl.messages import (
     RTM_DELROUTE,
     RTM_GETROUTE,
@@ -33,12 +32,18 @@ from agent.core.rtnl.messages import (
     nested,
     route_message,
 )
-from agent.core.rtnl.plainroutes import COMPAT, ONLINK, WITHOUT_HOPS
 
 if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
     from agent.core.netlink import Netlink
     from agent.core.network import IpAddress, IpNetwork
+
+_ONLINK = 4  # RTNH_F_ONLINK
+_COMPAT = 252  # RT_TABLE_COMPAT: the table is in RTA_TABLE
+_WITHOUT_HOPS = frozenset(
+    {RouteType.BLACKHOLE, RouteType.UNREACHABLE, RouteType.PROHIBIT, RouteType.THROW}
+)
+"""Types that lead nowhere, whatever interface the kernel tells for them."""
 
 _FAMILIES = frozenset(Family)
 _TYPES = frozenset(RouteType)
@@ -78,10 +83,6 @@ async def all_routes(
 
 def decode(data: bytes) -> Route | None:
     """RTM_NEWROUTE or RTM_DELROUTE, header included; None for what is no IP route."""
-    return plainroutes.read(data) or _decode(data)
-
-
-def _decode(data: bytes) -> Route | None:
     message = decoded(route_message, data)
     if message["family"] not in _FAMILIES or message["type"] not in _TYPES:
         return None
@@ -93,7 +94,7 @@ def _decode(data: bytes) -> Route | None:
         table=found.number("RTA_TABLE", message["table"]),
         destination=_network(family, found.raw("RTA_DST"), message["dst_len"]),
         type=kind,
-        hops=() if kind in WITHOUT_HOPS else _hops(message, found),
+        hops=() if kind in _WITHOUT_HOPS else _hops(message, found),
         source=found.address("RTA_PREFSRC"),
         metric=found.number("RTA_PRIORITY"),
         scope=message["scope"],
@@ -103,7 +104,7 @@ def _decode(data: bytes) -> Route | None:
         from_=_network(family, found.raw("RTA_SRC"), message["src_len"])
         if "RTA_SRC" in found
         else None,
-        flags=message["flags"] & ~ONLINK,
+        flags=message["flags"] & ~_ONLINK,
     )
 
 
@@ -119,14 +120,14 @@ def _hops(message: Any, found: Attributes) -> tuple[Hop, ...]:
                 gateway=_gateway(Attributes(hop)),
                 index=hop["oif"],
                 weight=hop["hops"] + 1,
-                onlink=bool(hop["flags"] & ONLINK),
+                onlink=bool(hop["flags"] & _ONLINK),
             )
             for hop in found.inside("RTA_MULTIPATH")
         )
     gateway, index = _gateway(found), found.number("RTA_OIF")
     if gateway is None and not index:
         return ()
-    return (Hop(gateway=gateway, index=index, onlink=bool(message["flags"] & ONLINK)),)
+    return (Hop(gateway=gateway, index=index, onlink=bool(message["flags"] & _ONLINK)),)
 
 
 def _gateway(found: Attributes) -> IpAddress | None:
@@ -161,10 +162,6 @@ def _new(route: Route, what: str, flags: int) -> Change:
 
 
 def _payload(route: Route) -> bytes:
-    return plainroutes.written(route) or _encode(route)
-
-
-def _encode(route: Route) -> bytes:
     return body(
         route_message,
         _fields(route),
@@ -185,11 +182,11 @@ def _fields(route: Route) -> dict[str, int]:
         "dst_len": route.destination.prefixlen,
         "src_len": route.from_.prefixlen if route.from_ else 0,
         "tos": route.tos,
-        "table": route.table if route.table < 256 else COMPAT,
+        "table": route.table if route.table < 256 else _COMPAT,
         "proto": int(route.protocol),
         "scope": int(route.scope),
         "type": int(route.type),
-        "flags": ONLINK if onlink else 0,
+        "flags": _ONLINK if onlink else 0,
     }
 
 
@@ -211,7 +208,7 @@ def _multipath(family: Family, hop: Hop) -> dict[str, Any]:
     return {
         "oif": hop.index,
         "hops": hop.weight - 1,
-        "flags": ONLINK if hop.onlink else 0,
+        "flags": _ONLINK if hop.onlink else 0,
     } | nested(*_via(family, hop))
 
 

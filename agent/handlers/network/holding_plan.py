@@ -14,7 +14,7 @@ from agent.core.rtnl import addresses, links, neighbors, routes
 from agent.handlers.network import interface_addresses, planning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from agent.core.netlink import Change
     from agent.core.network import Address, Link, Neighbor, Route
@@ -71,12 +71,16 @@ def _names(now: Link, wanted: Link) -> Iterator[Change]:
 def _gone(now: Holding, wanted: Holding) -> Iterator[Change]:
     """Neighbours and routes before the addresses that they may need."""
     name = wanted.link.name
+    # There may be a hundred thousand of them.
+    entries = {_entry(each) for each in wanted.neighbors}
     for neighbor in now.neighbors:
-        if neighbor not in wanted.neighbors and not _replaced(neighbor, wanted.neighbors):
+        # An entry of that address will be written over it.
+        if _entry(neighbor) not in entries:
             what = f"remove the neighbour {neighbor.address} of {name}"
             yield neighbors.removed(neighbor, what)
+    asked = frozenset(wanted.routes)
     for route in now.routes:
-        if route not in wanted.routes:
+        if route not in asked:
             yield routes.removed(route, f"remove the route {route_words(route)} through {name}")
 
 
@@ -103,25 +107,22 @@ def _labelled(address: Address, name: str) -> Address:
 def _routes(now: Holding, wanted: Holding) -> Iterator[Change]:
     """Those on link first: gateways are reached through them."""
     name = wanted.link.name
-    missing = [route for route in wanted.routes if route not in now.routes]
+    present = frozenset((*now.routes, *now.shared))
+    missing = [route for route in wanted.routes if route not in present]
     for route in sorted(missing, key=lambda route: route.hops[0].gateway is not None):
         # Appended: another interface may have a route to there by now, which stays.
         yield routes.appended(route, f"add the route {route_words(route)} through {name}")
     for route in wanted.shared:
-        if route not in now.shared:
+        if route not in present:
             yield routes.replaced(route, f"add the route {route_words(route)} of several ways")
 
 
 def _neighbors(now: Holding, wanted: Holding) -> Iterator[Change]:
+    present = frozenset(now.neighbors)
     for neighbor in wanted.neighbors:
-        if neighbor not in now.neighbors:
+        if neighbor not in present:
             what = f"add the neighbour {neighbor.address} to {wanted.link.name}"
             yield neighbors.replaced(neighbor, what)
-
-
-def _replaced(neighbor: Neighbor, wanted: Sequence[Neighbor]) -> bool:
-    """An entry of that address will be written over it."""
-    return any(_entry(each) == _entry(neighbor) for each in wanted)
 
 
 def _entry(neighbor: Neighbor) -> Key:

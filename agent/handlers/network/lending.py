@@ -211,8 +211,7 @@ class Lending:
         self, container_id: str, loan: Loan, there: Side, deadline: Deadline
     ) -> Link | None:
         """Moved from the container's namespace to here; None when it is not there."""
-        present = await links.all_links(there.netlink, deadline)
-        link = next((each for each in present if loan.is_there(each)), None)
+        link = await _lent(loan, there, deadline)
         if link is None:
             return None
         taken = names_of(await links.all_links(self._sandbox.netlink, deadline))
@@ -291,21 +290,30 @@ async def _listed(
 ) -> list[InterfaceState]:
     if there is None:
         return []
-    present = await links.all_links(there.netlink, deadline)
-    owned = await addresses.all_addresses(there.netlink, deadline)
+    found = [(loan, await _lent(loan, there, deadline)) for loan in record.loans]
     return [
         InterfaceState(
             link=link,
-            addresses=tuple(each for each in owned if each.index == link.index),
+            addresses=await addresses.all_addresses(there.netlink, deadline, index=link.index),
             driver=loan.driver,
             pci_path=loan.pci_path,
             pci_bdf=loan.pci_bdf,
             container_id=record.container_id,
         )
-        for loan in record.loans
-        for link in present
-        if loan.is_there(link)
+        for loan, link in found
+        if link is not None
     ]
+
+
+async def _lent(loan: Loan, there: Side, deadline: Deadline) -> Link | None:
+    """The interface in the container's namespace, by its index as soon as that is known: a
+    container may have made thousands of others, or go on making them, and a list of all that
+    there is would have no end."""
+    if loan.index:
+        link = await links.one_link(there.netlink, deadline, index=loan.index)
+        return link if link is not None and loan.is_there(link) else None
+    present = await links.all_links(there.netlink, deadline)
+    return next((link for link in present if loan.is_there(link)), None)
 
 
 @contextlib.contextmanager

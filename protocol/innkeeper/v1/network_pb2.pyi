@@ -3,6 +3,8 @@
 isort:skip_file
 Network: interfaces by address, names, routes, neighbours, resolver, firewall.
 
+A call that waits for no hardware has the time of its own deadline, 30 seconds without one.
+
 Every Apply is a wanted state: applied twice it changes nothing the second time,
 and one that fails leaves everything as it was. What the kernel made by itself
 (routes of addresses, link-local addresses, the rules 0, 32766 and 32767) is

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 CMDLINE = "cgroup_no_v1=all"
 
 _KEPT_IMAGES = 4
-_KEPT_LAYERS = 3
+_KEPT_LAYERS = 6
 _MOST_STEPS = 9
 
 
