@@ -169,6 +169,23 @@ async def test_detach_knows_it_by_id_and_by_name(guest: FakeGuest, innkeeper: In
     assert guest.unplugged == ["lan", "lan"]
 
 
+async def test_detach_of_what_is_not_plugged_says_what_to_do(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.hardware = [host_pb2.PluggedDevice(id="lan", state="plugged")]
+    guest.network.interfaces = [
+        pb.InterfaceState(name="eth0", device_id="lan", pci_path="02/00"),
+        pb.InterfaceState(name="br0", kind="bridge"),
+    ]
+    virtual = await innkeeper("net", "detach", "web", "br0")
+    assert virtual.code == 125
+    assert "innkeeper net remove web br0" in virtual.err
+    unknown = await innkeeper("net", "detach", "web", "eth9")
+    assert unknown.code == 125
+    assert "lan (eth0)" in unknown.err
+    assert guest.unplugged == []
+
+
 async def test_list_shows_interfaces(guest: FakeGuest, innkeeper: Innkeeper) -> None:
     guest.network.interfaces = [
         pb.InterfaceState(name="lo", mtu=65536, up=True, carrier=True),
@@ -388,6 +405,14 @@ async def test_the_firewalls_rules_are_bytes(
     assert [each.rules for each in asked] == [done.out, done.out]
     assert {each.format for each in asked} == {pb.FIREWALL_FORMAT_IP6TABLES}
     assert (await innkeeper(*words[:-1], "x")).code == 2
+
+
+async def test_no_rules_at_all_are_an_accident(guest: FakeGuest, innkeeper: Innkeeper) -> None:
+    """A command that fails before a pipe gives nothing, and nothing would open everything."""
+    done = await innkeeper("net", "firewall", "set", "web", stdin=b"\n")
+    assert done.code == 125
+    assert "standard input: no rules are in it" in done.err
+    assert guest.network.of(pb.SetFirewallRequest) == []
 
 
 async def test_the_thin_commands_send_what_they_say(guest: FakeGuest, innkeeper: Innkeeper) -> None:

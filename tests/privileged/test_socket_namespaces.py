@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import pytest
 
 from agent.linux import tcpsockets
+from tests.privileged import netlab
 
 pytestmark = [pytest.mark.privileged, pytest.mark.network]
 
 
 @pytest.fixture
-async def namespace() -> AsyncIterator[int]:
+def namespace() -> Iterator[int]:
     """A descriptor of a fresh network namespace, whose loopback is down."""
-    process = await asyncio.create_subprocess_exec(
-        *("unshare", "--net", "sh", "-c", "echo; exec sleep 1000"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    await process.stdout.readline()
-    fd = os.open(f"/proc/{process.pid}/ns/net", os.O_RDONLY)
-    yield fd
-    os.close(fd)
-    process.kill()
-    await process.wait()
+    with netlab.namespace() as descriptor:
+        yield descriptor
 
 
 async def test_the_same_port_of_two_namespaces(namespace: int) -> None:

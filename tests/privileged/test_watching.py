@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -244,7 +245,9 @@ async def test_a_flood_of_routes_is_told_in_whole_by_a_few(v0: Watch) -> None:
     v0.net.ip("addr", "add", "192.0.2.10/24", "dev", "v0")
     await v0.settled()
     lines = [f"route add 10.0.{n >> 8}.{n & 255} via 192.0.2.1\n" for n in range(1000)]
-    v0.net.run("sh", "-c", f"ip -batch - <<'END'\n{''.join(lines)}END")
+    # By its path: busybox's shell has an `ip` of its own.
+    program = shutil.which("ip")
+    v0.net.run("sh", "-c", f"{program} -batch - <<'END'\n{''.join(lines)}END")
 
     def counted() -> int:
         single = v0.told.of("v0", "route")

@@ -17,6 +17,8 @@ from innkeeper.shim.hardware.netdevs import MTUS, QUEUE_PAIRS
 from innkeeper.v1 import host_pb2, network_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from google.protobuf.message import Message
 
 app = typer.Typer(
@@ -183,10 +185,26 @@ async def _detach(vm: Vm, text: str, timeout: float) -> str:
     plugged = {each.id for each in await vm.plugged()}
     device_id = text
     if text not in plugged:
-        found = [each.device_id for each in await nets.interfaces(vm) if each.name == text]
-        device_id = next((each for each in found if each in plugged), text)
+        there = await nets.interfaces(vm)
+        found = [each.device_id for each in there if each.name == text]
+        device_id = next((each for each in found if each in plugged), "")
+        if not device_id:
+            raise _not_plugged(vm, text, there)
     await vm.unplug(device_id, timeout)
     return device_id
+
+
+def _not_plugged(vm: Vm, text: str, there: Iterable[network_pb2.InterfaceState]) -> CliError:
+    if any(each.name == text and not each.pci_path for each in there):
+        return CliError(
+            f"{text}: is no hardware, so there is nothing to unplug",
+            hint=f"what is virtual goes by: innkeeper net remove {vm.name} {text}",
+        )
+    known = ", ".join(f"{each.device_id} ({each.name})" for each in there if each.device_id)
+    return CliError(
+        f"{text}: no interface of VM {vm.name} has that id or name",
+        hint=f"these can be unplugged: {known or 'none'}",
+    )
 
 
 @app.command("list")
@@ -531,10 +549,17 @@ async def _firewall_set(vm: Vm, request: network_pb2.SetFirewallRequest) -> None
 
 
 def _rules_of(file: str) -> bytes:
+    """Never nothing: that is what a failed command before a pipe gives, and would open all."""
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        rules = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}") from error
+    if not rules.strip():
+        raise CliError(
+            f"{'standard input' if file == '-' else file}: no rules are in it",
+            hint='to have no rules, say so: {"nftables": []}, or for iptables *filter and COMMIT',
+        )
+    return rules
 
 
 def _format(text: str) -> network_pb2.FirewallFormat.ValueType:

@@ -81,3 +81,14 @@ def test_apart_it_has_no_master_and_no_route_that_others_share() -> None:
     hops = (Hop(index=4), Hop(index=5))
     tied = replace(WHOLE, link=replace(LINK, master=3), shared=(replace(ON_LINK, hops=hops),))
     assert tied.apart() == WHOLE
+
+
+@pytest.mark.timeout(60)
+def test_a_hundred_thousand_routes_hold_nobody_up() -> None:
+    """Each is looked up, not compared with all others, which would take hours."""
+    networks = [ip_network((0x0A000000 + number, 32)) for number in range(100_000)]
+    many = replace(WHOLE, routes=tuple(replace(ON_LINK, destination=each) for each in networks))
+    assert words(many, replace(many, routes=(*reversed(many.routes[1:]), DEFAULT))) == [
+        "remove the route 10.0.0.0/32 (table 254) through eth0",
+        "add the route default via 198.51.100.9 (table 254) through eth0",
+    ]

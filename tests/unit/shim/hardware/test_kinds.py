@@ -128,7 +128,12 @@ def test_a_lun_says_channel_target_and_unit(content: host_pb2.DiskFile) -> None:
 def test_a_nic_has_its_network_first(model: Any, driver: str) -> None:
     made = kind(nic=host_pb2.Nic(model=model, mac="52:54:00:AB:cd:01"))
     (backend,) = made.backends(NAMES)
-    assert backend.arguments == {"type": "user", "id": "back7", "restrict": True}
+    assert backend.arguments == {
+        "type": "user",
+        "id": "back7",
+        "restrict": True,
+        "ipv6": False,
+    }
     assert (backend.add, backend.remove, backend.removal) == (
         "netdev_add",
         "netdev_del",
@@ -143,7 +148,9 @@ def test_a_nic_has_its_network_first(model: Any, driver: str) -> None:
 
 def test_a_nic_may_reach_the_host_only_when_it_is_asked_for() -> None:
     made = kind(nic=host_pb2.Nic(backend=host_pb2.NIC_BACKEND_USER))
-    assert made.backends(NAMES)[0].arguments["restrict"] is False
+    arguments = made.backends(NAMES)[0].arguments
+    assert arguments["restrict"] is False
+    assert "ipv6" not in arguments
 
 
 def test_a_made_mac_is_one_stations_locally_administered_and_always_the_same() -> None:

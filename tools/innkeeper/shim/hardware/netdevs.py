@@ -80,7 +80,9 @@ class User(Netdev):
         return "" if self.isolated else "user network"
 
     def arguments(self, names: Names) -> dict[str, object]:  # noqa: ARG002 - the base's
-        return {"type": "user", "restrict": self.isolated}
+        # Restricted, it still advertises itself as an IPv6 router: a default route to nowhere.
+        of_v6 = {"ipv6": False} if self.isolated else {}
+        return {"type": "user", "restrict": self.isolated, **of_v6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
