@@ -169,6 +169,15 @@ async def test_detach_knows_it_by_id_and_by_name(guest: FakeGuest, innkeeper: In
     assert guest.unplugged == ["lan", "lan"]
 
 
+async def test_attach_takes_nobodys_name(guest: FakeGuest, innkeeper: Innkeeper) -> None:
+    guest.network.interfaces = [pb.InterfaceState(name="lab0", device_id="old", pci_path="02/00")]
+    done = await innkeeper("net", "attach", "web", "--isolated", "--name", "lab0")
+    assert done.code == 125
+    assert "lab0" in done.err
+    assert "device old" in done.err
+    assert guest.plugged == []
+
+
 async def test_detach_of_what_is_not_plugged_says_what_to_do(
     guest: FakeGuest, innkeeper: Innkeeper
 ) -> None:

@@ -269,7 +269,7 @@ def apply(
     The file is read as a whole before anything is sent: what is wrong in it is told
     with its line. It describes all routes: the main table and each table that it
     names become what it says, and so do the policy rules; interfaces that are not
-    in it stay as they are. Applied twice, it changes nothing the second time.
+    in it stay as they are, but for their routes. Applied twice, it changes nothing the second time.
 
     Netplan's own reference says what its keys mean. Of them there are: ethernets,
     vlans, bridges, bonds, vrfs, dummy-devices; match (name, macaddress, and our own

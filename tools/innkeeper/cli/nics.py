@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 from google.protobuf import json_format
 
-from innkeeper.cli import hostnet, netdns, output
+from innkeeper.cli import hostnet, netdns, nets, output
 from innkeeper.cli.errors import CliError, explain
 from innkeeper.netplan.requests import FAMILIES, MAIN_TABLE
 from innkeeper.shim.errors import Reason, ShimError
@@ -154,7 +154,9 @@ def _parsed(what: str, text: str, example: str, parse: Callable[[str], object]) 
 
 
 async def attach(vm: Vm, nic: Nic, function: host_pb2.PlugFunction, request: Plugging) -> Attached:
-    """Whatever fails, nothing stays plugged in."""
+    """Whatever fails, nothing stays plugged in, and nobody else has lost its name."""
+    if nic.configuration is not None and nic.configuration.name:
+        await _refuse_taken(vm, nic.configuration.name)
     async with contextlib.AsyncExitStack() as undo:
         function.hardware.CopyFrom(nic.hardware)
         plugged = await vm.plug(
@@ -167,6 +169,17 @@ async def attach(vm: Vm, nic: Nic, function: host_pb2.PlugFunction, request: Plu
             attached = await configure(channel, plugged.attached[0], nic.configuration)
         undo.pop_all()
     return attached
+
+
+async def _refuse_taken(vm: Vm, name: str) -> None:
+    """The guest would rename the other one, whose rules and scripts go by that name."""
+    for each in await nets.interfaces(vm):
+        if each.name == name and not each.container_id:
+            whose = f"device {each.device_id}" if each.device_id else each.kind or each.mac
+            raise CliError(
+                f"{name}: an interface of VM {vm.name} has this name already ({whose})",
+                hint="choose another one; `innkeeper net apply` gives several their names at once",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
