@@ -4,7 +4,8 @@
     python -m tools.testing --tier vm --area devices a part of them
     python -m tools.testing -- -k reconnect          more arguments for pytest
 
-The tier vm runs two of its files at a time: an emulated machine keeps one CPU busy.
+The tiers contract and vm run two of their files at a time: most of contract waits for programs,
+and an emulated machine keeps one CPU busy.
 
 A tier is a process of its own: a hung or crashed one doesn't take the others'
 results along, and each starts with no state of another. The reports are in
@@ -38,7 +39,7 @@ AREAS = (
     "workload",
     "templates",
 )
-AT_ONCE = {"vm": 2}
+AT_ONCE = {"contract": 2, "vm": 2}
 """Files of a tier at the same time; the tests of a file share their machine."""
 # Exit statuses of pytest.
 TESTS_FAILED = 1

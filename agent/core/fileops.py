@@ -23,6 +23,7 @@ from agent.core import commands
 from agent.core.errors import AgentError, Code, Reason, exhausted, timed_out
 from agent.core.workerslots import WorkerSlots
 from agent.linux import parcels
+from agent.linux.accounts import Found
 from agent.linux.devicemapper import MappingStatus, MappingTable
 from agent.linux.mountcalls import (
     BindMount,
@@ -287,6 +288,18 @@ class FileWorkers:
         )
         return answer
 
+    async def list_processes(
+        self, question: Mapping[str, Any], deadline: Deadline
+    ) -> list[dict[str, Any]]:
+        """Processes of a cgroup; `question` is the arguments of `list_processes` of
+        `agent.linux.processlist`."""
+        # Those that hang in a process's memory must not keep from a list without arguments.
+        what = "arguments in" if question["argument_bytes"] else "processes of"
+        answer: list[dict[str, Any]] = await self._run(
+            "list_processes", f"{what} {question['cgroup']}", deadline, **question
+        )
+        return answer
+
     async def trim(self, path: str, mount_id: int, deadline: Deadline) -> int:
         """Bytes given back; of this and the next three see `agent.linux.fsctl`."""
         return int(await self._run("trim", path, deadline, path=path, mount_id=mount_id))
@@ -355,6 +368,20 @@ class FileWorkers:
         """See `agent.linux.watchedcopy`. It is the `holder` of the source that may never settle."""
         arguments = {"source": asdict(source), "target": target, "gid": gid}
         return Refreshed(*await self._run("refresh_copy", holder(source), deadline, **arguments))
+
+    async def programs(self, directory: str, deadline: Deadline) -> dict[str, list[str]]:
+        """Hooks of the guest, see `agent.linux.guesthooks`."""
+        found: dict[str, list[str]] = await self._run(
+            "programs", directory, deadline, directory=directory
+        )
+        return found
+
+    async def find_account(
+        self, root: str, user: str, group: str | None, deadline: Deadline
+    ) -> Found:
+        """A user of a container's root, see `agent.linux.accounts`."""
+        found = await self._run("find_account", root, deadline, root=root, user=user, group=group)
+        return Found(**{**found, "groups": tuple(found["groups"])})
 
     async def settled(self, obj: str, patience: float | None = None) -> bool:
         """Wait until no call that was given up works on `obj`; False after `patience` s."""

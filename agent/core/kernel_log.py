@@ -93,6 +93,12 @@ class KernelLog:
         self._take(_BATCH)
         return self._records[-1].sequence if self._records else -1
 
+    @property
+    def kept(self) -> tuple[KernelRecord, ...]:
+        """All records that are kept, the oldest first."""
+        self._take(_BATCH)
+        return tuple(self._records)
+
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
         """Call `listener` with every record that comes while the block runs."""

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from agent.core.life import USUAL_STREAMS
+
 if TYPE_CHECKING:
     from agent.core.addresses import Address
     from agent.core.kinds import Expectation, Info
+    from agent.core.life import EndCause, OutOfMemory, PressureThreshold, StreamOptions
     from agent.core.network import InterfaceGrant
     from agent.core.pci import PciPath
     from agent.core.sources import Source
@@ -190,6 +193,9 @@ class ContainerRequest:
     devices: tuple[DeviceGrant, ...] = ()
     exclusive_cpus: int = 0
     interfaces: tuple[InterfaceGrant, ...] = ()
+    shared_namespaces: tuple[str, ...] = ()
+    streams: StreamOptions = USUAL_STREAMS
+    pressure: tuple[PressureThreshold, ...] = ()
     timeout: float | None = field(default=None, compare=False)
 
 
@@ -205,12 +211,14 @@ class ContainerUpdate:
     resources: bytes | None = None
     devices: tuple[DeviceGrant, ...] | None = None
     exclusive_cpus: int | None = None
+    pressure: tuple[PressureThreshold, ...] | None = None
     timeout: float | None = field(default=None, compare=False)
 
 
 class ContainerState(StrEnum):
     CREATED = "created"
     RUNNING = "running"
+    PAUSED = "paused"
     STOPPED = "stopped"
 
 
@@ -224,15 +232,23 @@ class ContainerStatus:
     exit: ProcessExit | None = None
     devices: tuple[DeviceGrant, ...] = ()
     exclusive_cpus: tuple[int, ...] = ()
+    created: float = 0.0
+    started: float = 0.0
+    arguments: tuple[str, ...] = ()
+    cgroup: str = ""
+    terminal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
-    """Processes.Exec. `process` is OCI's process object as JSON bytes."""
+    """Processes.Exec. `process` is OCI's process object as JSON bytes; `more_environment`
+    ("NAME=value") is added to what that says or inherits."""
 
     container_id: str
     exec_id: str
     process: bytes
+    more_environment: tuple[str, ...] = ()
+    streams: StreamOptions = USUAL_STREAMS
     timeout: float | None = field(default=None, compare=False)
 
 
@@ -246,11 +262,21 @@ class ProcessRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """How a process ended: `code` is its status, or 128 plus the signal that ended it."""
+    """How a process ended: `code` is its status, or 128 plus the signal that ended it.
+
+    `why` is what the agent did, when it did; `stdout_bytes` and `stderr_bytes` are how much
+    there was when it ended, None until that is known.
+    """
 
     code: int
     signal: int = 0
     at: float = 0.0
+    core_dumped: bool = False
+    cause: EndCause | None = None
+    why: str = ""
+    out_of_memory: OutOfMemory | None = None
+    stdout_bytes: int | None = None
+    stderr_bytes: int | None = None
 
 
 class Stream(StrEnum):
@@ -267,6 +293,15 @@ class OutputChunk:
     offset: int
     data: bytes
     end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputGap:
+    """Bytes `start` to `end` (not included) were dropped before this reader had them."""
+
+    stream: Stream
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class JournalEntry:
 
     `code` is the exit status, or 128 plus the signal; `cgroup` is the cgroup v2
     path of the zombie, empty when PID 1 could not read it; `at` is in seconds
-    of the wall clock.
+    of the wall clock. `core_dumped` is False in entries of before there was it.
     """
 
     sequence: int
@@ -48,6 +48,7 @@ class JournalEntry:
     signal: int
     at: float
     comm: str = ""
+    core_dumped: bool = False
 
     @classmethod
     def from_message(cls, entry: dict[str, Any]) -> Self:
@@ -59,6 +60,7 @@ class JournalEntry:
             signal=int(entry["signal"]),
             at=float(entry["at"]),
             comm=str(entry.get("comm", "")),
+            core_dumped=bool(entry.get("core_dumped", False)),
         )
 
 

@@ -34,6 +34,11 @@ class Roots:
         return self.run / "spools"
 
     @property
+    def logs(self) -> Path:
+        """The tmpfs of processes' output logs; its own as well: when it is full the oldest goes."""
+        return self.run / "logs"
+
+    @property
     def storages(self) -> Path:
         """Default place of mount points."""
         return self.run / "storages"

@@ -195,6 +195,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 # Loaded at the first call: a worker is started for each of several calls at once, and most
 # never make these.
 _MODULES: dict[str, tuple[str, ...]] = {
+    "accounts": ("find_account",),
     "devicemapper": (
         "create_mapping",
         "load_mapping",
@@ -205,9 +206,11 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "fsctl": ("trim", "freeze", "thaw", "grow"),
     "fsgroup": ("apply_fs_group",),
     "fstypes": ("know_fs_type",),
+    "guesthooks": ("programs",),
     "hugepages": ("add_huge_pages", "drop_huge_pages"),
     "mounttargets": ("make_targets",),
     "placing": ("kind_of", "make_directory", "remove_directory"),
+    "processlist": ("list_processes",),
     "rawdisk": ("read_disk", "written_sector", "clear_disk"),
     "resolver": ("resolve",),
     "treeremoval": ("remove_tree",),

@@ -22,6 +22,7 @@ class ChildExit(NamedTuple):
     pid: int
     code: int
     signal: int
+    core_dumped: bool = False
 
 
 def peek_exit() -> ChildExit | None:
@@ -70,4 +71,5 @@ def set_parent_death_signal(signal: int) -> None:
 def _child_exit(info: os.waitid_result) -> ChildExit:
     if info.si_code == os.CLD_EXITED:
         return ChildExit(info.si_pid, info.si_status, 0)
-    return ChildExit(info.si_pid, 128 + info.si_status, info.si_status)
+    dumped = info.si_code == os.CLD_DUMPED
+    return ChildExit(info.si_pid, 128 + info.si_status, info.si_status, dumped)

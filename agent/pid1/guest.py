@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CODE = "/usr/lib/innkeeper"
 _RUN = "/run/innkeeper"
-_KEPT = ("state", "storages", "bundles")
+_KEPT = (("state", 0o700), ("storages", 0o700), ("bundles", 0o711))
 _CGROUP = "/sys/fs/cgroup"
 _MODPROBE = "/usr/sbin/modprobe"
 _BUSYBOX = "/usr/bin/busybox"
@@ -34,7 +34,7 @@ _DESCRIPTORS = (65536, 524288)
 
 
 # Who is root only in a user namespace goes through to its own root, and sees nothing else.
-_OWN_DIRECTORIES = ((_RUN, 0o711), *((f"{_RUN}/{name}", 0o700) for name in _KEPT))
+_OWN_DIRECTORIES = ((_RUN, 0o711), *((f"{_RUN}/{name}", mode) for name, mode in _KEPT))
 
 
 class GuestBoot:

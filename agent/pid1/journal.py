@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from agent.linux.pidfd import ChildExit
+
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class Entry(NamedTuple):
-    """One exit. `code` is the status, or 128 plus `signal`; `at` is unix time."""
+    """One exit. `code` is the status, or 128 plus `signal`; `at` is unix time.
+
+    What came after the first version has a default: a file of before is still read.
+    """
 
     seq: int
     pid: int
@@ -29,6 +34,7 @@ class Entry(NamedTuple):
     signal: int
     at: float
     comm: str
+    core_dumped: bool = False
 
     def line(self) -> bytes:
         return json.dumps(self._asdict(), separators=(",", ":")).encode() + b"\n"
@@ -62,10 +68,9 @@ class Journal:
         """The first number that is still in memory; `last` + 1 when nothing is."""
         return self._entries[0].seq if self._entries else self.last + 1
 
-    def append(
-        self, *, pid: int, cgroup: str, code: int, signal: int, at: float, comm: str
-    ) -> Entry:
-        entry = Entry(self.last + 1, pid, cgroup, code, signal, at, comm)
+    def append(self, child: ChildExit, *, cgroup: str, at: float, comm: str) -> Entry:
+        pid, code, number, dumped = child
+        entry = Entry(self.last + 1, pid, cgroup, code, number, at, comm, dumped)
         self._entries.append(entry)
         try:
             self._write_missing()

@@ -13,6 +13,8 @@ from agent.linux.mounting import MountFlag
 _SAFE = MountFlag.NOSUID | MountFlag.NODEV
 _STRICT = _SAFE | MountFlag.NOEXEC
 
+_LOGS_SIZE = 64 << 20
+
 
 class Mount(NamedTuple):
     """One file system. `data` are alternatives: the first that the kernel knows is taken."""
@@ -52,6 +54,8 @@ def others(*, run: str, spool_size: int) -> tuple[Mount, ...]:
         Mount("tmpfs", "/var", _SAFE, ("mode=755",)),
         # Streams of containers fill it; being its own it leaves room for state in /run.
         Mount("tmpfs", f"{run}/spools", _STRICT, (f"mode=700,size={spool_size}",), mode=0o700),
+        # What processes have written, to be read later; when it is full the oldest goes.
+        Mount("tmpfs", f"{run}/logs", _STRICT, (f"mode=700,size={_LOGS_SIZE}",), mode=0o700),
         Mount(
             "cgroup2",
             "/sys/fs/cgroup",

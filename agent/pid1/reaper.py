@@ -49,10 +49,8 @@ class Reaper:
 
     def _record(self, child: ChildExit) -> None:
         self._journal.append(
-            pid=child.pid,
+            child,
             cgroup=cgroup_of(pseudo.read_optional(f"{self._proc}/{child.pid}/cgroup") or ""),
-            code=child.code,
-            signal=child.signal,
             at=time.time(),
             comm=_name(f"{self._proc}/{child.pid}/comm"),
         )

@@ -16,6 +16,8 @@ from agent.server.files import FilesService
 from agent.server.health import Health, HealthService
 from agent.server.interceptors import Guard
 from agent.server.limits import CALLS_IN_FLIGHT, TRANSPORT_BYTES
+from agent.server.listing import ListingMethods
+from agent.server.logs import LogMethods
 from agent.server.network import NetworkService
 from agent.server.processes import ProcessesService
 from agent.server.reflection import SERVICE as REFLECTION
@@ -24,6 +26,7 @@ from agent.server.routing import Methods, endless_paths, service_handler
 from agent.server.sandbox import Guest, SandboxService
 from agent.server.sockets import SocketsService
 from agent.server.storages import StoragesService
+from agent.server.usage import UsageMethods
 from innkeeper.v1 import (
     containers_pb2,
     devices_pb2,
@@ -45,11 +48,14 @@ if TYPE_CHECKING:
         ContainerManager,
         DeviceManager,
         FileManager,
+        ListingManager,
+        LogManager,
         NetworkManager,
         ProcessManager,
         SocketManager,
         StorageManager,
         StorageOperations,
+        UsageManager,
     )
 
 # The host is trusted and may ping as often as it likes: an idle connection is
@@ -73,7 +79,10 @@ class Managers:
     storages: StorageManager
     storage_operations: StorageOperations
     containers: ContainerManager
+    usage: UsageManager
     processes: ProcessManager
+    listing: ListingManager
+    logs: LogManager
     files: FileManager
     network: NetworkManager
     sockets: SocketManager
@@ -135,8 +144,15 @@ def _tables(
         _service(sandbox_pb2.DESCRIPTOR): SandboxService(guest).methods,
         _service(devices_pb2.DESCRIPTOR): devices.methods,
         _service(storages_pb2.DESCRIPTOR): storages.methods,
-        _service(containers_pb2.DESCRIPTOR): ContainersService(managers.containers).methods,
-        _service(processes_pb2.DESCRIPTOR): ProcessesService(managers.processes).methods,
+        _service(containers_pb2.DESCRIPTOR): {
+            **ContainersService(managers.containers).methods,
+            **UsageMethods(managers.usage).methods,
+        },
+        _service(processes_pb2.DESCRIPTOR): {
+            **ProcessesService(managers.processes).methods,
+            **ListingMethods(managers.listing).methods,
+            **LogMethods(managers.logs).methods,
+        },
         _service(network_pb2.DESCRIPTOR): network.methods,
         _service(files_pb2.DESCRIPTOR): FilesService(managers.files).methods,
         _service(sockets_pb2.DESCRIPTOR): SocketsService(managers.sockets).methods,

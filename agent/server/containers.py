@@ -35,6 +35,8 @@ class ContainersService:
             "Create": Unary(self.create),
             "Start": Unary(self.start),
             "Update": Unary(self.update),
+            "Pause": Unary(self.pause),
+            "Resume": Unary(self.resume),
             "Remove": Unary(self.remove),
             "List": Unary(self.list),
         }
@@ -48,8 +50,14 @@ class ContainersService:
             await self._manager.create(dataclasses.replace(asked, timeout=timeout))
         )
 
-    async def start(self, request: pb.StartContainerRequest, _call: Call) -> pb.ContainerStatus:
-        return container_status(await self._manager.start(check_id("container", request.id)))
+    async def start(self, request: pb.StartContainerRequest, call: Call) -> pb.ContainerStatus:
+        return container_status(await self._manager.start(*_whom(request, call)))
+
+    async def pause(self, request: pb.PauseContainerRequest, call: Call) -> pb.ContainerStatus:
+        return container_status(await self._manager.pause(*_whom(request, call)))
+
+    async def resume(self, request: pb.ResumeContainerRequest, call: Call) -> pb.ContainerStatus:
+        return container_status(await self._manager.resume(*_whom(request, call)))
 
     async def update(self, request: pb.UpdateContainerRequest, call: Call) -> pb.ContainerStatus:
         change = container_update(request)
@@ -72,3 +80,12 @@ class ContainersService:
     ) -> pb.ListContainersResponse:
         containers = sorted(self._manager.list(), key=lambda status: status.id)
         return pb.ListContainersResponse(containers=[container_status(one) for one in containers])
+
+
+def _whom(
+    request: pb.StartContainerRequest | pb.PauseContainerRequest | pb.ResumeContainerRequest,
+    call: Call,
+) -> tuple[str, float | None]:
+    """The container's id, and the time there is."""
+    asked = fields.seconds(request.timeout_seconds, "timeout_seconds")
+    return check_id("container", request.id), call.within(asked, default=TIMEOUT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from agent.core.life import Until
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         ExecRequest,
         MountedStorage,
         OutputChunk,
+        OutputGap,
         ProcessExit,
         ProcessRef,
         StorageRequest,
@@ -41,8 +44,10 @@ if TYPE_CHECKING:
         RoutesState,
         RoutesWish,
     )
+    from agent.core.usage import ContainerStats, ProcessInfo
     from agent.handlers.guest.files import FileRoot
     from agent.handlers.guest.resources import ResourcesOnline, ResourcesRequest
+    from agent.handlers.runtime.logs.outputlog import LogPiece, LogQuery
     from agent.handlers.sockets.addresses import SocketPlace
     from agent.handlers.sockets.manager import Listener
     from agent.handlers.sockets.streams import SocketStream
@@ -92,10 +97,33 @@ class ContainerManager(Protocol):
     """agent.handlers.runtime.containers"""
 
     async def create(self, request: ContainerRequest) -> ContainerStatus: ...
-    async def start(self, container_id: str) -> ContainerStatus: ...
+    async def start(self, container_id: str, timeout: float | None) -> ContainerStatus: ...
+    async def pause(self, container_id: str, timeout: float | None) -> ContainerStatus: ...
+    async def resume(self, container_id: str, timeout: float | None) -> ContainerStatus: ...
     async def update(self, change: ContainerUpdate) -> ContainerStatus: ...
     async def remove(self, container_id: str, grace: float, timeout: float | None) -> None: ...
     def list(self) -> tuple[ContainerStatus, ...]: ...
+
+
+class UsageManager(Protocol):
+    """agent.handlers.runtime.usage.usage"""
+
+    async def stats(self, container_id: str) -> ContainerStats: ...
+    def watch(
+        self, ids: Sequence[str], interval: float
+    ) -> AsyncGenerator[ContainerStats, None]: ...
+
+
+class ListingManager(Protocol):
+    """agent.handlers.runtime.usage.listing"""
+
+    async def list(self, container_id: str, timeout: float | None) -> tuple[ProcessInfo, ...]: ...
+
+
+class LogManager(Protocol):
+    """agent.handlers.runtime.logs.outputlog"""
+
+    def logs(self, ref: ProcessRef, query: LogQuery) -> AsyncGenerator[LogPiece, None]: ...
 
 
 class ProcessManager(Protocol):
@@ -106,9 +134,18 @@ class ProcessManager(Protocol):
     async def wait(self, ref: ProcessRef) -> ProcessExit: ...
     async def resize(self, ref: ProcessRef, size: WindowSize) -> None: ...
     def output(
-        self, ref: ProcessRef, offsets: Mapping[Stream, int]
-    ) -> AsyncGenerator[OutputChunk, None]: ...
-    def acknowledge(self, ref: ProcessRef, stream: Stream, offset: int) -> None: ...
+        self,
+        ref: ProcessRef,
+        offsets: Mapping[Stream, int],
+        *,
+        until: Until = Until.EXIT,
+        may_miss: bool = False,
+        reader: str = "",
+    ) -> AsyncGenerator[OutputChunk | OutputGap, None]: ...
+    def stderr_tail(self, ref: ProcessRef, count: int) -> bytes: ...
+    def acknowledge(
+        self, ref: ProcessRef, stream: Stream, offset: int, reader: str = ""
+    ) -> None: ...
     async def write_input(self, ref: ProcessRef, offset: int, data: bytes) -> int: ...
     async def close_input(self, ref: ProcessRef, offset: int) -> None: ...
     def has_terminal(self, ref: ProcessRef) -> bool: ...

@@ -79,3 +79,15 @@ SYSCTLS: Final = 256
 
 FIREWALL_BYTES: Final = 8 << 20
 """Largest text of a firewall's rules."""
+
+PRESSURE_THRESHOLDS: Final = 16
+"""Most thresholds of pressure of a container, and of the guest."""
+
+TAIL_BYTES: Final = 64 << 10
+"""Most of a process's standard error that Processes.Wait gives."""
+
+STATS_CONTAINERS: Final = OBJECTS
+"""Most containers in one Containers.WatchStats."""
+
+SANDBOX_MODULES: Final = 64
+"""Most modules of one Sandbox.Create."""

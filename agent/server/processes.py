@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.server.containers import TIMEOUT
 from agent.server.convert import processes as convert
+from agent.server.convert.signals import signal_number
 from agent.server.routing import Bidi, Methods, Unary
 from agent.server.streams import attach
 from innkeeper.v1 import processes_pb2 as pb
@@ -41,14 +42,19 @@ class ProcessesService:
     async def signal(self, request: pb.SignalRequest, _call: Call) -> pb.SignalResponse:
         await self._manager.signal(
             convert.process_ref(request.process),
-            convert.signal_number(request.signal),
+            signal_number(request.signal, request.name),
             all_processes=request.all_processes,
         )
         return pb.SignalResponse()
 
     async def wait(self, request: pb.WaitRequest, _call: Call) -> pb.WaitResponse:
-        end = await self._manager.wait(convert.process_ref(request.process))
-        return pb.WaitResponse(exit=convert.exit_status(end))
+        process = convert.process_ref(request.process)
+        tail = convert.stderr_tail(request)
+        end = await self._manager.wait(process)
+        return pb.WaitResponse(
+            exit=convert.exit_status(end),
+            stderr_tail=self._manager.stderr_tail(process, tail) if tail else b"",
+        )
 
     async def resize(self, request: pb.ResizeRequest, _call: Call) -> pb.ResizeResponse:
         process = convert.process_ref(request.process)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from agent.core.errors import invalid
-from agent.core.names import check_id
-from agent.core.sandbox import Identity
+from agent.handlers.guest.setup import TIMEOUT
 from agent.handlers.guest.shutdown import PowerAction
 from agent.server.convert import fields
 from agent.server.convert import sandbox as convert
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from agent.core.sandbox import Sandbox
     from agent.handlers.guest.clock import Clock
     from agent.handlers.guest.describe import Describer
+    from agent.handlers.guest.setup import SandboxSetup
     from agent.handlers.guest.shutdown import Shutdown
     from agent.handlers.guest.teardown import Teardown
     from agent.server.calls import Call, Send
@@ -46,6 +46,7 @@ class Guest:
     clock: Clock
     seed: Callable[[bytes], None]
     shutdown: Shutdown
+    setup: SandboxSetup
     teardown: Teardown
     resources: ResourceManager
     events: EventSource
@@ -71,10 +72,11 @@ class SandboxService:
         }
 
     async def create(
-        self, request: pb.CreateSandboxRequest, _call: Call
+        self, request: pb.CreateSandboxRequest, call: Call
     ) -> pb.CreateSandboxResponse:
-        identity = Identity(id=check_id("sandbox", request.id), hostname=request.hostname)
-        self._guest.sandbox.create(identity)
+        wish = convert.sandbox_wish(request)
+        timeout = call.within(wish.timeout, default=TIMEOUT)
+        await self._guest.setup.create(dataclasses.replace(wish, timeout=timeout))
         return pb.CreateSandboxResponse()
 
     async def destroy(
@@ -83,8 +85,6 @@ class SandboxService:
         asked = fields.seconds(request.timeout_seconds, "timeout_seconds")
         timeout = call.within(asked, default=DESTROY_TIMEOUT)
         left = await self._guest.teardown.run(timeout or DESTROY_TIMEOUT)
-        if not left:
-            self._guest.sandbox.destroy()
         return pb.DestroySandboxResponse(leftovers=left)
 
     async def describe(

@@ -2,7 +2,8 @@
 
 Two tasks: one reads the host's frames, the other sends output as fast as the
 host takes it. A connection that breaks ends both and changes nothing at the
-process. The last frame is the exit, after the end of every output stream.
+process. The exit is told after all that was written until then: as the last frame,
+or, of a call until the streams' own ends, while a third task watches for it.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from agent.core.errors import AgentError, invalid, timed_out
-from agent.core.model import OutputChunk, Stream
+from agent.core.errors import AgentError, Reason, invalid, timed_out
+from agent.core.life import Until
+from agent.core.model import OutputChunk, OutputGap, Stream
 from agent.server.convert import processes as convert
+from agent.server.convert import streams
 from agent.server.limits import INPUT_FRAME_BYTES, OUTPUT_FRAME_BYTES
 from innkeeper.v1 import processes_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Mapping
 
-    from agent.core.model import ProcessRef
+    from agent.core.model import ProcessExit, ProcessRef
     from agent.server.calls import Frames, Send
     from agent.server.facades import ProcessManager
 
 FIRST_FRAME_SECONDS: Final = 30.0
 """How long a call may stay open without saying which process it is for."""
+
+
+CROSSING_SECONDS: Final = 0.5
+"""A process's exit is known at most so long after it closed the process's input."""
 
 
 async def attach(
@@ -37,20 +44,25 @@ async def attach(
 ) -> None:
     """Serve one call from its first frame to the process's exit."""
     opening = await _first_frame(frames, first_frame_within)
-    process = convert.process_ref(opening.process)
+    process, until = convert.process_ref(opening.process), streams.until(opening)
+    name = streams.reader(opening)
     opened = pb.StreamsOpened(
         terminal=processes.has_terminal(process), stdin_offset=processes.input_offset(process)
     )
+    offsets = streams.offsets(opening, terminal=opened.terminal)
     async with asyncio.TaskGroup() as group:
         end = group.create_task(processes.wait(process))
         await send(pb.AttachResponse(opened=opened))
-        reader = group.create_task(_Input(processes, process, end).follow(frames, send))
-        if not opening.input_only:
-            offsets = {Stream.STDOUT: opening.stdout_offset, Stream.STDERR: opening.stderr_offset}
-            if opened.terminal:
-                del offsets[Stream.STDERR]
-            await _send_output(processes.output(process, offsets), send)
-        await send(pb.AttachResponse(exit=convert.exit_status(await end)))
+        reader = group.create_task(_Input(processes, process, name, end).follow(frames, send))
+        output = _Output(offsets, send, end)
+        exit_told = group.create_task(output.send_exit(last=until is Until.EXIT))
+        if offsets:
+            pieces = processes.output(
+                process, offsets, until=until, may_miss=opening.may_miss, reader=name
+            )
+            await output.send_all(pieces)
+        output.finish()
+        await exit_told
         reader.cancel()
 
 
@@ -65,20 +77,59 @@ async def _first_frame(frames: Frames[pb.AttachRequest], within: float) -> pb.Op
     return frame.open
 
 
-async def _send_output(
-    output: AsyncGenerator[OutputChunk, None], send: Send[pb.AttachResponse]
-) -> None:
-    # Closed at once when the host leaves, not when it is collected.
-    async with aclosing(output) as chunks:
-        async for chunk in chunks:
-            for part in _parts(chunk):
-                await send(convert.output_frame(part))
+class _Output:
+    """What the host is sent of a process's output, and how far that has come."""
+
+    def __init__(
+        self,
+        offsets: Mapping[Stream, int],
+        send: Send[pb.AttachResponse],
+        end: asyncio.Task[ProcessExit],
+    ) -> None:
+        self._expected = dict(offsets)
+        self._send = send
+        self._end = end
+        self._moved = asyncio.Event()
+
+    async def send_all(self, output: AsyncGenerator[OutputChunk | OutputGap, None]) -> None:
+        # Closed at once when the host leaves, not when it is collected.
+        async with aclosing(output) as pieces:
+            async for piece in pieces:
+                for part in _parts(piece):
+                    await self._send(streams.output(part))
+                self._note(piece)
+
+    def finish(self) -> None:
+        """No more comes, whatever was expected."""
+        self._expected.clear()
+        self._moved.set()
+
+    async def send_exit(self, *, last: bool) -> None:
+        """As the last frame, or once the host was sent what there was when the process ended."""
+        end = await self._end
+        marks = {Stream.STDOUT: end.stdout_bytes or 0, Stream.STDERR: end.stderr_bytes or 0}
+        while any(last or at < marks[stream] for stream, at in self._expected.items()):
+            self._moved.clear()
+            await self._moved.wait()
+        await self._send(pb.AttachResponse(exit=convert.exit_status(end)))
+
+    def _note(self, piece: OutputChunk | OutputGap) -> None:
+        if isinstance(piece, OutputGap):
+            self._expected[piece.stream] = piece.end
+        elif piece.end:
+            self._expected.pop(piece.stream, None)
+        else:
+            self._expected[piece.stream] = piece.offset + len(piece.data)
+        self._moved.set()
 
 
-def _parts(chunk: OutputChunk) -> Iterator[OutputChunk]:
+def _parts(chunk: OutputChunk | OutputGap) -> Iterator[OutputChunk | OutputGap]:
     """The chunk in frames that are not too long; only the last one may be the end."""
+    if isinstance(chunk, OutputGap) or len(chunk.data) <= OUTPUT_FRAME_BYTES:
+        yield chunk
+        return
     size = len(chunk.data)
-    for start in range(0, max(size, 1), OUTPUT_FRAME_BYTES):
+    for start in range(0, size, OUTPUT_FRAME_BYTES):
         data = chunk.data[start : start + OUTPUT_FRAME_BYTES]
         yield OutputChunk(
             stream=chunk.stream,
@@ -92,10 +143,11 @@ class _Input:
     """What the host sends to one process."""
 
     def __init__(
-        self, processes: ProcessManager, process: ProcessRef, end: asyncio.Task[object]
+        self, processes: ProcessManager, process: ProcessRef, name: str, end: asyncio.Task[object]
     ) -> None:
         self._processes = processes
         self._process = process
+        self._name = name
         self._end = end
 
     async def follow(self, frames: Frames[pb.AttachRequest], send: Send[pb.AttachResponse]) -> None:
@@ -103,15 +155,19 @@ class _Input:
         async for frame in frames:
             try:
                 acknowledged = await self._take(frame)
-            except AgentError:
-                # Input that crosses the process's exit on the way has nowhere
-                # to go; the output must still get through.
-                if not self._end.done():
+            except AgentError as error:
+                if not await self._crosses_the_exit(error):
                     raise
                 continue
             if acknowledged is not None:
                 ack = pb.InputAck(offset=acknowledged)
                 await send(pb.AttachResponse(input_ack=ack))
+
+    async def _crosses_the_exit(self, error: AgentError) -> bool:
+        """Input that does, on the way, has nowhere to go; the output must still get through."""
+        if error.reason is Reason.INPUT_CLOSED:
+            await asyncio.wait([self._end], timeout=CROSSING_SECONDS)
+        return self._end.done()
 
     async def _take(self, frame: pb.AttachRequest) -> int | None:
         """Do what the frame says; the offset to acknowledge, if any."""
@@ -128,7 +184,7 @@ class _Input:
                 raise invalid("`open` is only possible as the first frame", field="open")
             case "ack":
                 stream = convert.output_stream(frame.ack.stream, "ack.stream")
-                self._processes.acknowledge(self._process, stream, frame.ack.offset)
+                self._processes.acknowledge(self._process, stream, frame.ack.offset, self._name)
             case _:
                 # A frame of a newer protocol is no error by itself.
                 pass

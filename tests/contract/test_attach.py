@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from agent.core.errors import wrong_state
+from agent.core.life import Until
 from agent.core.model import ProcessExit, ProcessRef, Stream, WindowSize
 from innkeeper.v1 import processes_pb2 as pb
 from innkeeper.v1 import types_pb2
@@ -309,9 +310,11 @@ async def test_a_host_that_does_not_read_holds_the_reader_back(
     taken = 0
     original = agent.processes.output
 
-    async def counting(ref: ProcessRef, offsets: dict[Stream, int]) -> AsyncGenerator[object, None]:
+    async def counting(
+        ref: ProcessRef, offsets: dict[Stream, int], **how: Any
+    ) -> AsyncGenerator[object, None]:
         nonlocal taken
-        async for chunk in original(ref, offsets):
+        async for chunk in original(ref, offsets, **how):
             taken += len(chunk.data)
             yield chunk
 
@@ -347,7 +350,9 @@ async def test_two_hosts_read_the_same_bytes(
 async def test_a_failure_of_the_output_ends_the_call_with_its_reason(
     agent: RunningAgent, stub: ProcessesAsyncStub, process: FakeProcess
 ) -> None:
-    async def failing(_: object, offsets: dict[Stream, int]) -> AsyncGenerator[object, None]:
+    async def failing(
+        _: object, offsets: dict[Stream, int], **__: Any
+    ) -> AsyncGenerator[object, None]:
         for _one in offsets:
             raise wrong_state("the spool is gone")
         yield None
@@ -367,6 +372,30 @@ async def test_acknowledged_output_may_be_forgotten(
     while not (await received(call)).HasField("input_ack"):
         pass
     assert process.acknowledged == {Stream.STDOUT: 5}
+    assert process.acknowledging == {""}
     await send(call, ack=pb.OutputAck(stream=types_pb2.STREAM_KIND_STDIN, offset=1))
     answer = await refused(rest(call))
     assert (answer.reason, answer.fields["field"]) == ("BAD_FIELD", "ack.stream")
+
+
+async def test_a_reader_has_the_name_it_gives_itself(
+    stub: ProcessesAsyncStub, process: FakeProcess
+) -> None:
+    call = stub.Attach()
+    await send(call, open=pb.OpenStreams(process=WEB, reader="shim-1", may_miss=True))
+    await received(call)
+    await send(call, ack=pb.OutputAck(stream=STDOUT, offset=0))
+    await send(call, input=pb.InputFrame(offset=0, data=b"x"))
+    assert (await received(call)).HasField("input_ack")
+    assert process.asked == [(Until.EXIT, True, "shim-1")]
+    assert process.acknowledging == {"shim-1"}
+    call.cancel()
+
+
+async def test_a_readers_name_is_an_id(stub: ProcessesAsyncStub, process: FakeProcess) -> None:
+    call = stub.Attach()
+    await send(call, open=pb.OpenStreams(process=WEB, reader="one\ntwo"))
+    answer = await refused(rest(call))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_ID")
+    assert answer.fields["kind"] == "reader"
+    assert process.asked == []

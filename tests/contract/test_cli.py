@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from innkeeper.v1 import containers_pb2, processes_pb2, storages_pb2
 from tests.command_line import INNKEEPER, Innkeeper
 from tests.fakes.processes_service import FakeProcess
 from tests.fakes.vm_daemon import FakeGuest, running_vm
@@ -341,3 +342,86 @@ async def test_a_vm_that_does_not_run_is_named_with_those_that_do(
     assert done.code == 125
     assert "VM other: does not run" in done.err
     assert "these run: web" in done.err
+
+
+def created(guest: FakeGuest) -> containers_pb2.CreateContainerRequest:
+    [request] = [
+        call
+        for call in guest.lives.calls
+        if isinstance(call, containers_pb2.CreateContainerRequest)
+    ]
+    return request
+
+
+async def test_a_detached_container_is_named_and_stays(
+    guest: FakeGuest, innkeeper: Innkeeper, tmp_path: Path
+) -> None:
+    """Its input ends, or whoever reads it would wait for ever."""
+    (tmp_path / "data.img").write_bytes(bytes(512))
+    disk = f"{tmp_path}/data.img:/data"
+    guest.process.echo = True
+    done = await innkeeper(
+        *("run", "--vm", "web", "-d", "--name", "db", "--disk", disk, "--", "sleep", "9")
+    )
+    assert (done.code, done.out, done.err) == (0, b"db\n", "")
+    assert guest.done == ["plug", "mount", "create", "start"]
+    assert created(guest).streams.HasField("log")
+    assert guest.process.input_closed
+
+
+async def test_a_container_is_kept_with_its_disks(
+    guest: FakeGuest, innkeeper: Innkeeper, tmp_path: Path
+) -> None:
+    (tmp_path / "data.img").write_bytes(bytes(512))
+    disk = f"{tmp_path}/data.img:/data"
+    guest.process.exit_code = 3
+    done = await innkeeper("run", "--vm", "web", "--keep", "--disk", disk, "--", "true")
+    assert (done.code, guest.done) == (3, ["plug", "mount", "create", "start"])
+    assert not created(guest).streams.HasField("log")
+
+
+async def test_a_device_is_found_by_its_address_and_by_its_node(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    words = ("--device", "01:00.0:r", "--device", "/dev/vdb:/dev/disk")
+    done = await innkeeper("run", "--vm", "web", *words, "--", "true")
+    assert done.code == 0, done.err
+    grants = [
+        (each.device_id, each.node, each.container_path, each.permissions)
+        for each in created(guest).devices
+    ]
+    assert grants == [("data", "", "", "r"), ("data", "/dev/vdb", "/dev/disk", "")]
+
+
+async def test_a_root_that_can_only_be_read_gets_a_layer(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.storages += [
+        storages_pb2.Storage(id="image", read_only=True),
+        storages_pb2.Storage(id="disk"),
+    ]
+    for name, layer in (("image", True), ("disk", False)):
+        done = await innkeeper("run", "--vm", "web", "--rootfs", f"storage:{name}", "--", "true")
+        assert done.code == 0, done.err
+        assert (created(guest).storage_id, created(guest).writable_layer) == (name, layer)
+        guest.lives.calls.clear()
+
+
+async def test_a_container_that_is_interrupted_twice_is_asked_to_end_first(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.process.echo = True
+    words = ("--vm", "web", "--stop-signal", "USR1", "--stop-timeout", "20")
+    process = await innkeeper.start("run", *words, "--", "cat")
+    assert process.stdin is not None
+    process.stdin.write(b"x")
+    assert process.stdout is not None
+    await process.stdout.readexactly(1)
+    process.send_signal(signal.SIGINT)
+    assert await guest.signals.get() == signal.SIGINT
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 128 + signal.SIGINT
+    process.stdin.close()
+    signals = [call for call in guest.lives.calls if isinstance(call, processes_pb2.SignalRequest)]
+    assert [each.name for each in signals] == ["", "USR1"]
+    assert guest.done == ["create", "start", "remove"]

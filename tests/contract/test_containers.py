@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
-from agent.core.model import DeviceGrant, ProcessExit, RootPath, RootStorage, StorageMount
+from agent.core.life import (
+    EndCause,
+    LogOptions,
+    OutOfMemory,
+    PressureResource,
+    PressureThreshold,
+    StreamOptions,
+    WhenFull,
+)
+from agent.core.model import (
+    ContainerState,
+    DeviceGrant,
+    ProcessExit,
+    RootPath,
+    RootStorage,
+    StorageMount,
+)
 from agent.core.network import InterfaceGrant
 from agent.server.limits import OBJECTS
 from innkeeper.v1 import containers_pb2 as pb
+from innkeeper.v1 import types_pb2
 from innkeeper.v1.containers_pb2_grpc import ContainersStub
 from tests.fakes.agent_server import RunningAgent, refused
 
@@ -137,13 +155,8 @@ async def test_bad_input_is_named_and_changes_nothing(
     assert agent.containers.table == {}
 
 
-@pytest.mark.parametrize(
-    "request_", [web(cdi_devices=["v.com/c=n"]), web(shared_namespaces=["pid"])]
-)
-async def test_what_is_not_built_is_not_ignored(
-    stub: ContainersAsyncStub, request_: pb.CreateContainerRequest
-) -> None:
-    answer = await refused(stub.Create(request_))
+async def test_what_is_not_built_is_not_ignored(stub: ContainersAsyncStub) -> None:
+    answer = await refused(stub.Create(web(cdi_devices=["v.com/c=n"])))
     assert (answer.code, answer.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
 
 
@@ -264,3 +277,108 @@ async def test_unknown_and_bad_ids(stub: ContainersAsyncStub) -> None:
         await refused(stub.Remove(pb.RemoveContainerRequest(id="web", grace_seconds=-1))),
     ]
     assert [one.reason for one in bad] == ["BAD_ID", "BAD_ID", "BAD_ID", "BAD_FIELD"]
+
+
+async def test_a_pause_and_its_end(agent: RunningAgent, stub: ContainersAsyncStub) -> None:
+    await stub.Create(web())
+    started = await stub.Start(pb.StartContainerRequest(id="web", timeout_seconds=3))
+    paused = await stub.Pause(pb.PauseContainerRequest(id="web", timeout_seconds=4))
+    resumed = await stub.Resume(pb.ResumeContainerRequest(id="web"))
+    states = [one.state for one in (started, paused, resumed)]
+    running = pb.CONTAINER_STATE_RUNNING
+    assert states == [running, pb.CONTAINER_STATE_PAUSED, running]
+    assert agent.containers.timeouts == [3, 4, None]
+
+
+async def test_bad_times_and_ids_of_a_pause(stub: ContainersAsyncStub) -> None:
+    for answer in (
+        await refused(stub.Pause(pb.PauseContainerRequest(id="a/b"))),
+        await refused(stub.Resume(pb.ResumeContainerRequest(id=""))),
+    ):
+        assert answer.reason == "BAD_ID"
+    for late in (
+        await refused(stub.Start(pb.StartContainerRequest(id="web", timeout_seconds=-1))),
+        await refused(stub.Pause(pb.PauseContainerRequest(id="web", timeout_seconds=-1))),
+    ):
+        assert late.reason == "BAD_FIELD"
+    unknown = await refused(stub.Pause(pb.PauseContainerRequest(id="web")))
+    assert unknown.reason == "UNKNOWN_CONTAINER"
+
+
+CPU = types_pb2.PressureThreshold(
+    resource=types_pb2.PRESSURE_RESOURCE_CPU, stall_micros=1000, window_micros=1_000_000
+)
+
+
+async def test_streams_namespaces_and_pressure_arrive(
+    agent: RunningAgent, stub: ContainersAsyncStub
+) -> None:
+    options = types_pb2.StreamOptions(
+        buffer_bytes=1 << 16,
+        when_full=types_pb2.WHEN_FULL_DROP,
+        log=types_pb2.OutputLog(max_bytes=4096),
+    )
+    await stub.Create(web(streams=options, shared_namespaces=["uts", "pid"], pressure=[CPU]))
+    request = agent.containers.table["web"][0]
+    assert request.streams == StreamOptions(
+        window=1 << 16, when_full=WhenFull.DROP, log=LogOptions(max_bytes=4096)
+    )
+    assert request.shared_namespaces == ("pid", "uts")
+    threshold = PressureThreshold(resource=PressureResource.CPU, stall=1000, window=1_000_000)
+    assert request.pressure == (threshold,)
+    for pressure, expected in ((None, None), ([], ()), ([CPU], (threshold,))):
+        asked = pb.UpdateContainerRequest(id="web", timeout_seconds=6)
+        if pressure is not None:
+            asked.pressure.CopyFrom(pb.PressureThresholds(thresholds=pressure))
+        await stub.Update(asked)
+        assert agent.containers.updates[-1].pressure == expected
+        assert agent.containers.updates[-1].timeout == 6
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"streams": types_pb2.StreamOptions(buffer_bytes=5)},
+        {"streams": types_pb2.StreamOptions(log=types_pb2.OutputLog(files=17))},
+        {"shared_namespaces": ["mount"]},
+        {"shared_namespaces": ["pid", "pid"]},
+        {"pressure": [types_pb2.PressureThreshold()]},
+        {"pressure": [CPU] * 2},
+    ],
+)
+async def test_bad_options_are_named(stub: ContainersAsyncStub, members: dict[str, Any]) -> None:
+    answer = await refused(stub.Create(web(**members)))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD")
+
+
+async def test_all_of_a_status_is_told(agent: RunningAgent, stub: ContainersAsyncStub) -> None:
+    await stub.Create(web())
+    request, status = agent.containers.table["web"]
+    kill = OutOfMemory(victim="java", pid=5, limit=1 << 20, cgroup="/in")
+    end = ProcessExit(
+        code=137,
+        signal=9,
+        cause=EndCause.OUT_OF_MEMORY,
+        out_of_memory=kill,
+        stdout_bytes=0,
+    )
+    told = replace(
+        status,
+        state=ContainerState.STOPPED,
+        exit=end,
+        created=1.5,
+        started=2.5,
+        arguments=("sh", "-c"),
+        cgroup="/pods/s/web",
+        terminal=True,
+    )
+    agent.containers.table["web"] = (request, told)
+    (one,) = (await stub.List(pb.ListContainersRequest())).containers
+    assert (one.created_unix_micros, one.started_unix_micros) == (1_500_000, 2_500_000)
+    assert (list(one.arguments), one.cgroup, one.terminal) == (["sh", "-c"], "/pods/s/web", True)
+    assert one.exit.cause == types_pb2.END_CAUSE_OUT_OF_MEMORY
+    killed = one.exit.out_of_memory
+    assert (killed.victim, killed.pid, killed.limit_bytes) == ("java", 5, 1 << 20)
+    assert killed.cgroup == "/in"
+    assert one.exit.HasField("stdout_bytes")
+    assert not one.exit.HasField("stderr_bytes")

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 PROGRAM = """
 import sys
+from agent.linux.pidfd import ChildExit
 from agent.pid1.journal import Journal
 from agent.pid1.loop import READ, Loop
 from agent.pid1.requests import Requests
@@ -35,7 +36,7 @@ def put_exit(_events):
     if not line:
         sys.exit()
     pid, code = map(int, line.split())
-    journal.append(pid=pid, cgroup="/pods/s/c1", code=code, signal=0, at=1.5, comm="sh")
+    journal.append(ChildExit(pid, code, 0), cgroup="/pods/s/c1", at=1.5, comm="sh")
     server.publish()
 
 directory = sys.argv[1]

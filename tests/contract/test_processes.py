@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from agent.core.life import EndCause, LogOptions, StreamOptions
 from agent.core.model import ExecRequest, ProcessExit, WindowSize
 from innkeeper.v1 import processes_pb2 as pb
 from innkeeper.v1 import types_pb2
@@ -48,6 +49,15 @@ async def test_exec_answers_the_pid(agent: RunningAgent, stub: ProcessesAsyncStu
             pb.ExecRequest(container_id="web", exec_id="e", process=b"{}", timeout_seconds=-1),
             "BAD_FIELD",
         ),
+        *(
+            (
+                pb.ExecRequest(
+                    container_id="web", exec_id="e", process=b"{}", more_environment=[bad]
+                ),
+                "BAD_FIELD",
+            )
+            for bad in ("NAME", "=value", "A=b\0c", "A=" + 131_070 * "x")
+        ),
     ],
 )
 async def test_a_bad_exec_starts_nothing(
@@ -55,6 +65,18 @@ async def test_a_bad_exec_starts_nothing(
 ) -> None:
     assert (await refused(stub.Exec(request_))).reason == reason
     assert agent.processes.executed == []
+
+
+async def test_variables_are_added_to_an_exec(
+    agent: RunningAgent, stub: ProcessesAsyncStub
+) -> None:
+    process = b'{"args": ["sh"]}'
+    more = ["A=b=c", "EMPTY=", "LINE=a\nb", "A=" + 131_069 * "x"]
+    await stub.Exec(
+        pb.ExecRequest(container_id="web", exec_id="e1", process=process, more_environment=more)
+    )
+    (executed,) = agent.processes.executed
+    assert executed.more_environment == tuple(more)
 
 
 async def test_signals_reach_one_or_all(agent: RunningAgent, stub: ProcessesAsyncStub) -> None:
@@ -128,3 +150,55 @@ async def test_unknown_processes_and_bad_ids(stub: ProcessesAsyncStub) -> None:
             await refused(stub.Resize(pb.ResizeRequest(process=process, size=size))),
         ]
         assert [one.reason for one in answers] == [reason] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "expected"),
+    [("TERM", 0, 15), ("sigusr1", 0, 10), ("RTMIN+3", 0, 37), ("Kill", 9, 9), ("RTMAX", 0, 64)],
+)
+async def test_signals_have_names(
+    agent: RunningAgent, stub: ProcessesAsyncStub, name: str, number: int, expected: int
+) -> None:
+    process = agent.processes.add("web")
+    await stub.Signal(pb.SignalRequest(process=WEB, name=name, signal=number))
+    assert process.signals == [(expected, False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("TERM", 9), ("RTMIN+31", 0), ("RTMAX+1", 0), ("SIG", 0), ("9", 0), ("\u0130NT", 0)],
+)
+async def test_names_that_are_no_signal(
+    agent: RunningAgent, stub: ProcessesAsyncStub, name: str, number: int
+) -> None:
+    """And a name and a number that mean different ones."""
+    process = agent.processes.add("web")
+    request = pb.SignalRequest(process=WEB, name=name, signal=number)
+    answer = await refused(stub.Signal(request))
+    assert (answer.reason, answer.fields["field"]) == ("BAD_FIELD", "name")
+    assert process.signals == []
+
+
+async def test_an_end_comes_with_what_was_said_last(
+    agent: RunningAgent, stub: ProcessesAsyncStub
+) -> None:
+    process = agent.processes.add("web")
+    process.stderr += b"first, last"
+    await process.finish(ProcessExit(code=1, cause=EndCause.KILLED_BY_AGENT, why="because"))
+    request = pb.WaitRequest(process=WEB, stderr_tail_bytes=4)
+    answer = await stub.Wait(request)
+    assert answer.stderr_tail == b"last"
+    assert answer.exit.cause == types_pb2.END_CAUSE_KILLED_BY_AGENT
+    assert answer.exit.why == "because"
+    assert (await stub.Wait(pb.WaitRequest(process=WEB))).stderr_tail == b""
+    request.stderr_tail_bytes = 65_537
+    assert (await refused(stub.Wait(request))).reason == "BAD_FIELD"
+
+
+async def test_how_the_output_of_an_exec_is_kept(
+    agent: RunningAgent, stub: ProcessesAsyncStub
+) -> None:
+    request = pb.ExecRequest(container_id="web", exec_id="e1", process=b"{}")
+    request.streams.log.files = 3
+    await stub.Exec(request)
+    assert agent.processes.executed[0].streams == StreamOptions(log=LogOptions(files=3))

@@ -7,17 +7,21 @@ import errno
 import os
 import re
 from dataclasses import replace
+from ipaddress import IPv4Address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from agent.core.errors import Reason, wrong_state
-from agent.core.model import ContainerRequest, Event, RootPath, StorageRequest
+from agent.core.life import EndCause, OutOfMemory, PressureResource, PressureThreshold
+from agent.core.model import ContainerRequest, Event, ProcessExit, RootPath, StorageRequest
+from agent.core.network import DnsWish
 from agent.core.sources import BlockSource
+from agent.handlers.runtime.exitdetails import details_of
 from agent.server.convert.sandbox import event as convert_event
-from innkeeper.v1 import devices_pb2, types_pb2
+from innkeeper.v1 import devices_pb2, network_pb2, types_pb2
 from innkeeper.v1 import sandbox_pb2 as pb
 from innkeeper.v1.devices_pb2_grpc import DevicesStub
 from innkeeper.v1.sandbox_pb2_grpc import SandboxStub
@@ -102,8 +106,139 @@ async def test_destroy_goes_on_after_a_failure_and_lists_what_is_left(
     assert any(one.startswith("storage lower: ") for one in answer.leftovers)
     assert set(agent.storages.table) == {"lower"}
     assert agent.devices.table == {}
-    # The sandbox is still there, so that it can be tried again.
-    assert agent.sandbox.current is not None
+    # The sandbox is gone all the same; what is left is taken by the next Destroy.
+    assert agent.sandbox.current is None
+    agent.containers.stubborn.clear()
+    agent.storages.table["lower"] = replace(held, users=frozenset())
+    assert not (await stub.Destroy(pb.DestroySandboxRequest())).leftovers
+
+
+async def test_a_container_is_told_that_the_sandbox_goes(
+    agent: RunningAgent, stub: SandboxAsyncStub
+) -> None:
+    await _fill(agent)
+    await stub.Destroy(pb.DestroySandboxRequest())
+    assert sorted(agent.containers.gone_with_sandbox) == ["bug", "web"]
+
+
+EVERYTHING = pb.CreateSandboxRequest(
+    id="s1",
+    hostname="guest-1",
+    dns=network_pb2.ApplyDnsRequest(servers=["192.0.2.53"], searches=["example.com"]),
+    modules=[pb.KernelModule(name="loop", parameters=["max_loop=3"])],
+    sysctls={"vm.max_map_count": "262144"},
+    shared_namespaces=["uts", "pid"],
+    guest_hooks="/hooks",
+    pressure=[
+        types_pb2.PressureThreshold(
+            resource=types_pb2.PRESSURE_RESOURCE_MEMORY, stall_micros=1000, window_micros=1_000_000
+        )
+    ],
+)
+
+
+async def test_create_sets_all_of_it_up_and_destroy_takes_it_back(
+    agent: RunningAgent, stub: SandboxAsyncStub
+) -> None:
+    before = agent.bench.shown()
+    agent.bench.programs.found = {"prestart": ["/hooks/prestart/10-a"]}
+    await stub.Create(EVERYTHING)
+    assert agent.bench.shown() == {
+        "modules": {"loop"},
+        "sysctls": {"sys/vm/max_map_count": "262144", "sys/net/ipv4/ip_forward": "0"},
+        "hostname": "guest-1",
+        "namespaces": (("pid", "uts"), "/pods/s1/_sandbox", "guest-1"),
+        "dns": DnsWish(
+            servers=(IPv4Address("192.0.2.53"),), searches=("example.com",), hostname="guest-1"
+        ),
+        "pressure": {
+            "": (PressureThreshold(resource=PressureResource.MEMORY, stall=1000, window=1_000_000),)
+        },
+    }
+    hooks = agent.bench.setup.guest_hooks
+    assert hooks is not None
+    assert hooks.programs == {"prestart": ("/hooks/prestart/10-a",)}
+    assert not (await stub.Destroy(pb.DestroySandboxRequest())).leftovers
+    # The resolver is Teardown's to clear, also without a sandbox.
+    assert agent.bench.shown() | {"dns": None} == before
+    assert agent.network.cleared == 1
+    assert agent.bench.setup.guest_hooks is None
+    await stub.Create(EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("dns.hostname", {"hostname": "a", "dns": {"hostname": "b"}}),
+        ("modules[0].name", {"modules": [{"name": "-r"}]}),
+        ("modules[1].parameters", {"modules": [{"name": "a"}, {"name": "b", "parameters": ["x"]}]}),
+        ("modules", {"modules": [{"name": "a"}] * 65}),
+        ("sysctls", {"sysctls": {"vm..x": "1"}}),
+        ("sysctls[vm.swappiness]", {"sysctls": {"vm.swappiness": "1\n2"}}),
+        ("sysctls", {"sysctls": {f"vm.x{number}": "1" for number in range(257)}}),
+        ("shared_namespaces", {"shared_namespaces": ["network"]}),
+        ("shared_namespaces", {"shared_namespaces": ["mount"]}),
+        ("shared_namespaces", {"shared_namespaces": ["pid", "pid"]}),
+        ("guest_hooks", {"guest_hooks": "hooks"}),
+        ("pressure[0].resource", {"pressure": [{"stall_micros": 1, "window_micros": 500_000}]}),
+        ("pressure", {"pressure": [{"resource": 1}] * 17}),
+        ("timeout_seconds", {"timeout_seconds": -1}),
+    ],
+)
+async def test_a_bad_field_is_named_and_nothing_is_done(
+    agent: RunningAgent, stub: SandboxAsyncStub, field: str, request_: dict[str, Any]
+) -> None:
+    before = agent.bench.shown()
+    answer = await refused(stub.Create(pb.CreateSandboxRequest(id="s1", **request_)))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_FIELD")
+    assert answer.fields["field"] == field
+    assert agent.bench.shown() == before
+
+
+async def test_a_sysctl_that_protects_the_guest_is_denied(
+    agent: RunningAgent, stub: SandboxAsyncStub
+) -> None:
+    request = pb.CreateSandboxRequest(
+        id="s1", hostname="guest", sysctls={"kernel.core_pattern": "|/tmp/x"}
+    )
+    answer = await refused(stub.Create(request))
+    assert (answer.code, answer.reason) == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        "SYSCTL_NOT_ALLOWED",
+    )
+    assert answer.fields["name"] == "kernel.core_pattern"
+    assert agent.hostnames == []
+
+
+async def test_a_module_that_is_not_there_is_refused(stub: SandboxAsyncStub) -> None:
+    request = pb.CreateSandboxRequest(id="s1", modules=[pb.KernelModule(name="nbd")])
+    answer = await refused(stub.Create(request))
+    assert (answer.code, answer.reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "MODULE_REFUSED",
+    )
+    assert answer.fields["module"] == "nbd"
+
+
+async def test_an_exit_event_tells_all_of_the_end(
+    agent: RunningAgent, stub: SandboxAsyncStub
+) -> None:
+    end = ProcessExit(
+        code=137,
+        signal=9,
+        cause=EndCause.OUT_OF_MEMORY,
+        out_of_memory=OutOfMemory(victim="eater", pid=42, limit=1 << 20, cgroup="/"),
+        stdout_bytes=7,
+        stderr_bytes=0,
+    )
+    agent.events.publish("process_exited", "web", details_of(end))
+    told = (await anext(aiter(stub.Watch(pb.WatchRequest())))).exit
+    assert (told.code, told.signal, told.cause) == (137, 9, types_pb2.END_CAUSE_OUT_OF_MEMORY)
+    assert told.out_of_memory == types_pb2.OutOfMemory(
+        victim="eater", pid=42, limit_bytes=1 << 20, cgroup="/"
+    )
+    assert (told.stdout_bytes, told.stderr_bytes) == (7, 0)
+    assert not told.core_dumped
 
 
 async def test_destroy_of_an_empty_guest_is_fine(

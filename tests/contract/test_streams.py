@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from innkeeper.shim.streams import (
     INPUT_WINDOW,
+    UNTIL_END,
+    UNTIL_EXIT,
     ProcessStreams,
     StreamEnds,
     StreamsError,
@@ -23,6 +25,7 @@ from tests.fakes.processes_service import FakeProcess, FakeProcesses, serving
 
 pytestmark = [pytest.mark.contract, pytest.mark.containers]
 
+STEP = 64 << 10
 PROCESS = types_pb2.ProcessRef(container_id="c1")
 
 
@@ -206,18 +209,61 @@ async def test_output_that_was_passed_on_is_acknowledged(tmp_path: Path) -> None
     process = FakeProcess(echo=True)
 
     class Waiter(BytesSource):
-        """Ends the input when all the output so far was acknowledged."""
+        """Ends the input when all the output so far was acknowledged but for less than a
+        step, which is below every stream's window."""
 
         async def read(self, limit: int) -> bytes:
             if typed := await super().read(limit):
                 return typed
-            while await process.acknowledged.get() != (types_pb2.STREAM_KIND_STDOUT, 200_000):
-                pass
+            offset = 0
+            while offset < 200_000 - STEP:
+                _, offset = await process.acknowledged.get()
             return b""
 
     stream_ends, _, _ = ends(Waiter(noise(200_000)))
     async with serving(FakeProcesses(process, []), tmp_path) as channel:
         await ProcessStreams(channel, PROCESS, stream_ends).run()
+
+
+@pytest.mark.parametrize("endings", [[], [(3, "abort"), (5, "end"), (6, "crash"), (1, "abort")]])
+async def test_a_child_left_behind_is_waited_for_only_when_that_is_asked(
+    tmp_path: Path, endings: list[tuple[int, str]]
+) -> None:
+    """`nohup something & echo done`: the streams go on after the exit."""
+    for until, output in ((UNTIL_EXIT, noise(100_000)), (UNTIL_END, noise(300_000))):
+        process = FakeProcess(stdout=noise(100_000), later=noise(300_000)[100_000:], exit_code=3)
+        stream_ends, stdout, _ = ends()
+        async with serving(FakeProcesses(process, list(endings)), tmp_path) as channel:
+            status = await ProcessStreams(channel, PROCESS, stream_ends, until=until).run()
+        assert (status.code, status.stdout_bytes) == (3, 100_000)
+        assert stdout.data == output
+
+
+async def test_dropped_output_is_an_error_unless_it_may_be(tmp_path: Path) -> None:
+    process = FakeProcess(stdout=noise(100_000), dropped=60_000)
+    stream_ends, stdout, _ = ends()
+    async with serving(FakeProcesses(process, []), tmp_path) as channel:
+        with pytest.raises(StreamsError, match="bytes 0 to 60000 of the process's stdout"):
+            await ProcessStreams(channel, PROCESS, stream_ends).run()
+        assert stdout.data == b""
+        service = FakeProcesses(process, [])
+    async with serving(service, tmp_path) as channel:
+        await ProcessStreams(channel, PROCESS, stream_ends, may_miss=True).run()
+    assert stdout.data == process.stdout[60_000:]
+    assert service.opens[0].may_miss
+
+
+async def test_an_exit_before_all_the_output_is_an_error(tmp_path: Path) -> None:
+    """It says how much there is, so that a guest that loses bytes does not go unseen."""
+
+    class Short(FakeProcess):
+        def marks(self) -> dict[types_pb2.StreamKind.ValueType, int]:
+            return {stream: size + 1 for stream, size in super().marks().items()}
+
+    stream_ends, _, _ = ends()
+    async with serving(FakeProcesses(Short(stdout=b"abc"), []), tmp_path) as channel:
+        with pytest.raises(StreamsError, match="bytes 3 to 4 of the process's stdout"):
+            await ProcessStreams(channel, PROCESS, stream_ends).run()
 
 
 CUTS = st.lists(st.integers(min_value=60, max_value=400_000), max_size=5)

@@ -22,6 +22,7 @@ from agent.core.errors import (
 )
 from agent.core.holding import Holder
 from agent.core.kinds import BlockInfo, Mode
+from agent.core.life import Until
 from agent.core.model import (
     AttachedDevice,
     ContainerRequest,
@@ -219,7 +220,10 @@ class FakeContainers:
         self.table: dict[str, tuple[ContainerRequest, ContainerStatus]] = {}
         self.stubborn: dict[str, BaseException] = {}
         self.removals: list[tuple[str, float, float | None]] = []
+        self.gone_with_sandbox: list[str] = []
         self.updates: list[ContainerUpdate] = []
+        self.timeouts: list[float | None] = []
+        """Of starts, pauses and resumptions."""
 
     async def create(self, request: ContainerRequest) -> ContainerStatus:
         known = self.table.get(request.id)
@@ -230,13 +234,25 @@ class FakeContainers:
             raise already_exists(f"container {request.id} is there", reason=Reason.ID_IN_USE)
         return self.table[request.id][1]
 
-    async def start(self, container_id: str) -> ContainerStatus:
+    async def start(self, container_id: str, timeout: float | None) -> ContainerStatus:
+        return self._now(container_id, timeout, ContainerState.RUNNING)
+
+    async def pause(self, container_id: str, timeout: float | None) -> ContainerStatus:
+        return self._now(container_id, timeout, ContainerState.PAUSED)
+
+    async def resume(self, container_id: str, timeout: float | None) -> ContainerStatus:
+        return self._now(container_id, timeout, ContainerState.RUNNING)
+
+    def _now(
+        self, container_id: str, timeout: float | None, state: ContainerState
+    ) -> ContainerStatus:
         request, status = _known(self.table, container_id, "container", Reason.UNKNOWN_CONTAINER)
         if status.state is ContainerState.STOPPED:
             raise wrong_state(f"container {container_id} is stopped", state="stopped")
-        started = replace(status, state=ContainerState.RUNNING)
-        self.table[container_id] = (request, started)
-        return started
+        self.timeouts.append(timeout)
+        changed = replace(status, state=state)
+        self.table[container_id] = (request, changed)
+        return changed
 
     async def update(self, change: ContainerUpdate) -> ContainerStatus:
         request, status = _known(self.table, change.id, "container", Reason.UNKNOWN_CONTAINER)
@@ -254,8 +270,16 @@ class FakeContainers:
         stopped = replace(status, state=ContainerState.STOPPED, exit=end)
         self.table[container_id] = (request, stopped)
 
-    async def remove(self, container_id: str, grace: float, timeout: float | None) -> None:
+    async def remove(
+        self,
+        container_id: str,
+        grace: float,
+        timeout: float | None,
+        *,
+        sandbox_gone: bool = False,
+    ) -> None:
         self.removals.append((container_id, grace, timeout))
+        self.gone_with_sandbox += [container_id] if sandbox_gone else []
         _known(self.table, container_id, "container", Reason.UNKNOWN_CONTAINER)
         if container_id in self.stubborn:
             raise self.stubborn[container_id]
@@ -278,6 +302,9 @@ class FakeProcess:
     input_end: int | None = None
     size: WindowSize | None = None
     acknowledged: dict[Stream, int] = field(default_factory=dict)
+    acknowledging: set[str] = field(default_factory=set)
+    asked: list[tuple[Until, bool, str]] = field(default_factory=list)
+    """Of each reader until when, whether it may miss bytes, and its name."""
     signals: list[tuple[int, bool]] = field(default_factory=list)
     exit: ProcessExit | None = None
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -334,6 +361,9 @@ class FakeProcesses:
         assert known.exit is not None
         return known.exit
 
+    def stderr_tail(self, ref: ProcessRef, count: int) -> bytes:
+        return bytes(self._get(ref).stderr[-count:])
+
     async def resize(self, ref: ProcessRef, size: WindowSize) -> None:
         known = self._get(ref)
         if not known.terminal:
@@ -342,9 +372,16 @@ class FakeProcesses:
         await known.notify()
 
     async def output(
-        self, ref: ProcessRef, offsets: Mapping[Stream, int]
+        self,
+        ref: ProcessRef,
+        offsets: Mapping[Stream, int],
+        *,
+        until: Until = Until.EXIT,
+        may_miss: bool = False,
+        reader: str = "",
     ) -> AsyncGenerator[OutputChunk, None]:
         known = self._get(ref)
+        known.asked.append((until, may_miss, reader))
         at = dict(offsets)
         for stream, offset in at.items():
             _check_kept(known, stream, offset)
@@ -391,8 +428,10 @@ class FakeProcesses:
         known.input_end = offset
         await known.notify()
 
-    def acknowledge(self, ref: ProcessRef, stream: Stream, offset: int) -> None:
-        self._get(ref).acknowledged[stream] = offset
+    def acknowledge(self, ref: ProcessRef, stream: Stream, offset: int, reader: str = "") -> None:
+        known = self._get(ref)
+        known.acknowledged[stream] = offset
+        known.acknowledging.add(reader)
 
     def has_terminal(self, ref: ProcessRef) -> bool:
         return self._get(ref).terminal

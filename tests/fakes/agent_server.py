@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ from agent.server import app
 from agent.server.health import Health, Probe
 from agent.server.sandbox import Guest
 from tests.fakes.agent_managers import FakeContainers, FakeDevices, FakeProcesses, FakeStorages
+from tests.fakes.container_watchers import FakeListing, FakeLogs, FakeUsage
 from tests.fakes.copies import FolderFiles
 from tests.fakes.machine import PluggedGuest
 from tests.fakes.network_manager import FakeNetwork
 from tests.fakes.pid1 import FakePid1
+from tests.fakes.sandbox_setup import FakeDns, SetupBench
 from tests.fakes.sockets_places import SocketBench
 from tests.fakes.storage_operations import FakeStorageOperations
 
@@ -87,11 +89,15 @@ class RunningAgent:
     events: EventLog
     health: Health
     sandbox: Sandbox
+    bench: SetupBench
     devices: FakeDevices = field(default_factory=FakeDevices)
     storages: FakeStorages = field(default_factory=FakeStorages)
     storage_operations: FakeStorageOperations
     containers: FakeContainers = field(default_factory=FakeContainers)
     processes: FakeProcesses = field(default_factory=FakeProcesses)
+    usage: FakeUsage = field(default_factory=FakeUsage)
+    listing: FakeListing = field(default_factory=FakeListing)
+    logs: FakeLogs = field(default_factory=FakeLogs)
     files: FolderFiles
     network: FakeNetwork = field(default_factory=FakeNetwork)
     sockets: SocketBench
@@ -154,15 +160,23 @@ def _assemble(
     processes, clock, seeds = FakeProcesses(), FakeClock(), list[bytes]()
     files, operations = FolderFiles(roots), FakeStorageOperations()
     network, sockets = FakeNetwork(), SocketBench()
+    usage, listing, logs = FakeUsage(), FakeListing(), FakeLogs()
     plugs = PluggedGuest(roots.run / "guest", events)
-    sandbox = Sandbox(state, set_hostname=hostnames.append)
+    bench = SetupBench(replace(roots, sys=roots.run / "sys"), state, FakeDns(), hostnames)
     guest = Guest(
-        sandbox=sandbox,
+        sandbox=bench.sandbox,
         describer=_describer(roots, client),
         clock=Clock(now=clock.now, settime=clock.settime),
         seed=seeds.append,
         shutdown=Shutdown(client),
-        teardown=Teardown(containers=containers, storages=storages, devices=devices, dns=network),
+        setup=bench.setup,
+        teardown=Teardown(
+            containers=containers,
+            storages=storages,
+            devices=devices,
+            dns=network,
+            setup=bench.setup,
+        ),
         resources=plugs.resources,
         events=events,
     )
@@ -172,6 +186,9 @@ def _assemble(
         storage_operations=operations,
         containers=containers,
         processes=processes,
+        usage=usage,
+        listing=listing,
+        logs=logs,
         files=files,
         network=network,
         sockets=sockets.manager,
@@ -185,12 +202,16 @@ def _assemble(
         pid1=pid1,
         events=events,
         health=health,
-        sandbox=sandbox,
+        sandbox=bench.sandbox,
+        bench=bench,
         devices=devices,
         storages=storages,
         storage_operations=operations,
         containers=containers,
         processes=processes,
+        usage=usage,
+        listing=listing,
+        logs=logs,
         files=files,
         network=network,
         sockets=sockets,

@@ -16,6 +16,7 @@ from agent.core.exits import ExitWatcher
 from agent.core.model import (
     ContainerRequest,
     ExecRequest,
+    OutputChunk,
     ProcessExit,
     ProcessRef,
     RootPath,
@@ -28,9 +29,10 @@ from agent.handlers.runtime.bundle import Files
 from agent.handlers.runtime.containers import Containers
 from agent.handlers.runtime.context import Group, Nodes, RuntimeContext
 from agent.handlers.runtime.crun import Crun
+from agent.handlers.runtime.hooks import GuestHooks
 from agent.handlers.runtime.nodes import ContainerNodes
 from agent.handlers.runtime.processes import Processes
-from agent.handlers.runtime.streams import StreamHome
+from agent.handlers.runtime.streams.streams import StreamHome
 from agent.linux.mounting import parse_mountinfo
 from tests.fakes.container_network import FakeNetwork
 from tests.fakes.crun import FakeCrun, FakeGroup
@@ -39,10 +41,14 @@ from tests.fakes.managers import (
     FakeEvents,
     FakeExclusiveCpus,
     FakeFiles,
+    FakeNamespaces,
     FakeNodes,
+    FakeOomKills,
+    FakePressure,
     FakeStorages,
 )
 from tests.fakes.pid1 import FakePid1
+from tests.fakes.support import support
 
 
 class Life:
@@ -64,12 +70,22 @@ class Life:
             exclusive=bed.exclusive,
             network=bed.network,
             nodes=bed.nodes,
+            pressure=bed.pressure,
+            oom=bed.oom,
+            namespaces=bed.namespaces,
+            support=support,
+            guest_hooks=lambda: bed.guest_hooks,
             streams=StreamHome(keeper=self._client, spools=bed.roots.spools),
             parent=lambda: "/pods/s",
             cgroup=bed.cgroup,
         )
-        self.containers = Containers(self.context)
-        self.processes = Processes(self.context, self.containers)
+        self.take(self.context)
+
+    def take(self, context: RuntimeContext) -> None:
+        """Have the managers work with this context."""
+        self.context = context
+        self.containers = Containers(context)
+        self.processes = Processes(context, self.containers)
 
     async def begin(self) -> None:
         await self.exits.start()
@@ -84,8 +100,8 @@ class Life:
     async def output(self, container_id: str, exec_id: str = "") -> bytes:
         """All of standard output, once the process has ended."""
         ref = ProcessRef(container_id=container_id, exec_id=exec_id)
-        chunks = self.processes.output(ref, {Stream.STDOUT: 0})
-        return b"".join([chunk.data async for chunk in chunks])
+        pieces = self.processes.output(ref, {Stream.STDOUT: 0})
+        return b"".join([each.data async for each in pieces if isinstance(each, OutputChunk)])
 
     async def wait(self, container_id: str, exec_id: str = "") -> ProcessExit:
         return await self.processes.wait(ProcessRef(container_id=container_id, exec_id=exec_id))
@@ -110,6 +126,10 @@ class Bed:
         self.cgroup = cgroup
         self.devices = FakeDevices()
         self.nodes: Nodes = ContainerNodes(roots)
+        self.pressure = FakePressure()
+        self.oom = FakeOomKills()
+        self.namespaces = FakeNamespaces()
+        self.guest_hooks: GuestHooks | None = None
         self.exclusive = FakeExclusiveCpus()
         self.network = FakeNetwork()
         self.root = root
@@ -172,6 +192,8 @@ class Bed:
             "storages": self.storages.users,
             "exclusive CPUs": self.exclusive.counts,
             "interfaces": sorted(self.network.lent),
+            "pressure": self.pressure.watched,
+            "OOM kills": sorted(self.oom.tracked),
         }
         return found | {name: value for name, value in kept.items() if value}
 

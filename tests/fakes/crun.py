@@ -88,6 +88,9 @@ class FakeGroup:
     """A cgroup whose members are those that the fake crun wrote into the fake /proc."""
 
     stuck = False
+    restless = False
+    """Somebody in it never stops for the freezer."""
+    frozen_groups: ClassVar[set[str]] = set()
     files: ClassVar[dict[str, str]] = {}
     """What the files of limits say, of all groups."""
 
@@ -100,6 +103,21 @@ class FakeGroup:
 
     def set_limits(self, wanted: Mapping[str, str]) -> None:
         self.files.update(wanted)
+
+    @property
+    def frozen(self) -> bool:
+        return self._line in self.frozen_groups
+
+    async def freeze(self, deadline: Deadline) -> None:
+        if self.restless:
+            raise timed_out("not all processes stopped in time")
+        self.frozen_groups.add(self._line)
+
+    async def thaw(self, deadline: Deadline) -> None:
+        self.thaw_all()
+
+    def thaw_all(self) -> None:
+        self.frozen_groups.discard(self._line)
 
     def members(self) -> tuple[int, ...]:
         entries = self._roots.proc.glob("[0-9]*/cgroup")

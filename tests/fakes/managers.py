@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Reason, exhausted, not_found, wrong_state
 from agent.core.fileops import ContainerMount, Location, MountCall
 from agent.core.kinds import BlockExpectation, BlockInfo
+from agent.core.life import OutOfMemory, PressureThreshold
 from agent.core.model import (
     AttachedDevice,
     DeviceNode,
@@ -24,6 +26,7 @@ from agent.core.pci import PciPath
 from agent.core.sources import BlockSource
 from agent.handlers.runtime.grants import PlacedNode
 from agent.handlers.runtime.nodes import Place
+from agent.linux.accounts import Found
 from agent.linux.mounting import UnmountFlag
 
 
@@ -134,6 +137,54 @@ class FakeExclusiveCpus:
         self.counts = {name: count for name, (_, count) in granted.items()}
 
 
+class FakePressure:
+    """Thresholds that are watched, by container."""
+
+    def __init__(self) -> None:
+        self.watched: dict[str, tuple[PressureThreshold, ...]] = {}
+        self.refused: AgentError | None = None
+
+    def set(self, subject: str, cgroup: str, thresholds: Sequence[PressureThreshold]) -> None:
+        if self.refused is not None:
+            raise self.refused
+        self.watched[subject] = tuple(thresholds)
+
+    def drop(self, subject: str) -> None:
+        self.watched.pop(subject, None)
+
+
+class FakeOomKills:
+    """Kills of the kernel's that a test has made up, by pid."""
+
+    def __init__(self) -> None:
+        self.tracked: dict[str, str] = {}
+        self.kills: dict[int, OutOfMemory] = {}
+
+    def track(self, container_id: str, cgroup: str) -> None:
+        self.tracked[container_id] = cgroup
+
+    def untrack(self, container_id: str) -> None:
+        self.tracked.pop(container_id, None)
+
+    def kill_of(self, pid: int, cgroup: str) -> OutOfMemory | None:
+        return self.kills.get(pid)
+
+
+class FakeNamespaces:
+    """Paths that only tell what they stand for; `open` are those in use now."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    @contextlib.contextmanager
+    def paths(self, kinds: Sequence[str]) -> Iterator[Mapping[str, str]]:
+        self.open += 1
+        try:
+            yield {kind: f"/namespaces/{kind}" for kind in kinds}
+        finally:
+            self.open -= 1
+
+
 class FakeStorages:
     """Storages that are plain directories, by id."""
 
@@ -190,6 +241,14 @@ class FakeFiles:
         if Path(target).name in self.fail:
             raise OSError(errno.EINVAL, "mount: Invalid argument", target)
         self.mounts.append((target, call))
+
+    async def find_account(
+        self, root: str, user: str, group: str | None, deadline: Deadline
+    ) -> Found:
+        """Numbers are what they say; the only name is `app`, 1000."""
+        if user == "app":
+            return Found(uid=1000, gid=1000)
+        return Found(uid=int(user), gid=int(user)) if user.isdigit() else Found(missing="user")
 
     async def unmount(self, target: str, flags: UnmountFlag, deadline: Deadline) -> None:
         if Path(target).name in self.fail:

@@ -42,6 +42,7 @@ class FakePid1:
         self._loop = asyncio.get_running_loop()
         self._clients: set[socket.socket] = set()
         self._children: dict[int, tuple[int, str]] = {}
+        self._adopted: set[int] = set()
         self.holding = False
         self._followers: list[_Follower] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -61,6 +62,7 @@ class FakePid1:
         for pidfd in tuple(self._children):
             os.kill(self._children[pidfd][0], signal.SIGKILL)
             self._reap(pidfd, options=os.WEXITED)
+        self._end_orphans()
         for fd in self.store.values():
             os.close(fd)
         self.store.clear()
@@ -108,8 +110,16 @@ class FakePid1:
 
     def _adopt(self, pid: int, cgroup: str) -> None:
         pidfd = os.pidfd_open(pid)
+        self._adopted.add(pid)
         self._children[pidfd] = (pid, cgroup)
         self._loop.add_reader(pidfd, self._reap, pidfd)
+
+    def _end_orphans(self) -> None:
+        """What the adopted left behind in their sessions, which no fake cgroup knows."""
+        while left := [p for p in children_of(os.getpid()) if os.getsid(p) in self._adopted]:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
     def _reap(self, pidfd: int, options: int = os.WEXITED | os.WNOHANG) -> None:
         self._loop.remove_reader(pidfd)

@@ -17,9 +17,10 @@ import grpc
 from grpc import aio
 
 from innkeeper.v1 import processes_pb2, processes_pb2_grpc, types_pb2
+from tests.fakes.refusing import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     Kind: TypeAlias = types_pb2.StreamKind.ValueType
     Context = aio.ServicerContext[processes_pb2.AttachRequest, processes_pb2.AttachResponse]
@@ -31,13 +32,20 @@ _OUTPUTS = (types_pb2.STREAM_KIND_STDOUT, types_pb2.STREAM_KIND_STDERR)
 @dataclass(slots=True, kw_only=True)
 class FakeProcess:
     """`cat` when `echo` is set: it ends at the end of its input. Otherwise its
-    output is there from the beginning, and it ends with it."""
+    output is there from the beginning, and it ends with it.
+
+    A child that it leaves behind writes `later` to standard output after its end. Standard
+    output before `dropped` is not there any more."""
 
     stdout: bytes = b""
     stderr: bytes = b""
     echo: bool = False
     terminal: bool = False
     exit_code: int = 0
+    kept: int = 0
+    """The oldest byte of standard output that can be had."""
+    later: bytes = b""
+    dropped: int = 0
     acknowledges: bool = True
     received: bytearray = field(default_factory=bytearray)
     input_closed: bool = False
@@ -56,6 +64,10 @@ class FakeProcess:
     def ended(self) -> bool:
         return not self.echo or self.input_closed
 
+    def marks(self) -> dict[Kind, int]:
+        """How much there was when it ended."""
+        return {stream: len(self.output(stream)) for stream in _OUTPUTS}
+
     def streams(self) -> tuple[Kind, ...]:
         return _OUTPUTS[:1] if self.terminal else _OUTPUTS
 
@@ -73,7 +85,12 @@ class FakeProcesses(processes_pb2_grpc.ProcessesServicer):
     async def Exec(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - gRPC's name
         raise NotImplementedError
 
-    Signal = Resize = Exec
+    Signal = Resize = List = Exec
+
+    def Logs(  # noqa: N802 - gRPC's name
+        self, request: processes_pb2.LogsRequest, context: object
+    ) -> AsyncIterator[processes_pb2.LogsResponse]:
+        raise NotImplementedError
 
     async def Wait(  # noqa: N802 - gRPC's name
         self, request: processes_pb2.WaitRequest, context: object
@@ -88,6 +105,10 @@ class FakeProcesses(processes_pb2_grpc.ProcessesServicer):
     ) -> AsyncIterator[processes_pb2.AttachResponse]:
         opened = (await anext(aiter(requests))).open
         self.opens.append(opened)
+        if opened.stdout_offset < self.process.kept:
+            oldest = str(self.process.kept)
+            code, fields = grpc.StatusCode.OUT_OF_RANGE, {"stream": "stdout", "oldest": oldest}
+            await refuse(context, code, "not kept", "OFFSET_NOT_KEPT", **fields)
         left, ending = self._endings.pop(0) if self._endings else (-1, "")
         reader = asyncio.create_task(self._read(requests, context))
         try:
@@ -111,6 +132,9 @@ class FakeProcesses(processes_pb2_grpc.ProcessesServicer):
             )
         )
         offsets = dict(zip(_OUTPUTS, (opened.stdout_offset, opened.stderr_offset), strict=True))
+        if 0 <= offsets[_OUTPUTS[0]] < process.dropped:
+            yield processes_pb2.AttachResponse(gap=_gap(offsets[_OUTPUTS[0]], process.dropped))
+            offsets[_OUTPUTS[0]] = process.dropped
         while True:
             process.changed.clear()
             ended = process.ended
@@ -125,10 +149,8 @@ class FakeProcesses(processes_pb2_grpc.ProcessesServicer):
             if ended:
                 break
             await process.changed.wait()
-        for stream in process.streams():
-            end = processes_pb2.OutputFrame(stream=stream, offset=offsets[stream], end=True)
-            yield processes_pb2.AttachResponse(output=end)
-        yield processes_pb2.AttachResponse(exit=self._exit())
+        for answer in _last(process, offsets, opened.until, self._exit()):
+            yield answer
 
     async def _read(
         self,
@@ -154,7 +176,10 @@ class FakeProcesses(processes_pb2_grpc.ProcessesServicer):
             process.changed.set()
 
     def _exit(self) -> types_pb2.ExitStatus:
-        return types_pb2.ExitStatus(code=self.process.exit_code)
+        stdout, stderr = self.process.marks().values()
+        return types_pb2.ExitStatus(
+            code=self.process.exit_code, stdout_bytes=stdout, stderr_bytes=stderr
+        )
 
 
 def _frames(stream: Kind, data: bytes, offset: int) -> list[processes_pb2.OutputFrame]:
@@ -162,6 +187,37 @@ def _frames(stream: Kind, data: bytes, offset: int) -> list[processes_pb2.Output
         processes_pb2.OutputFrame(stream=stream, offset=at, data=data[at : at + _FRAME])
         for at in range(offset, len(data), _FRAME)
     ]
+
+
+def _gap(start: int, end: int) -> processes_pb2.OutputGap:
+    gap = processes_pb2.OutputGap(stream=_OUTPUTS[0], to=end)
+    # A word of Python's, so no keyword.
+    setattr(gap, "from", start)
+    return gap
+
+
+def _last(
+    process: FakeProcess,
+    offsets: dict[Kind, int],
+    until: processes_pb2.AttachUntil.ValueType,
+    end: types_pb2.ExitStatus,
+) -> Iterator[processes_pb2.AttachResponse]:
+    """From the exit on; without a child the streams end before it."""
+    exit_frame = processes_pb2.AttachResponse(exit=end)
+    if until != processes_pb2.ATTACH_UNTIL_END and process.later:
+        yield exit_frame
+        return
+    if process.later:
+        yield exit_frame
+        stdout = _OUTPUTS[0]
+        for frame in _frames(stdout, process.output(stdout) + process.later, offsets[stdout]):
+            offsets[stdout] = frame.offset + len(frame.data)
+            yield processes_pb2.AttachResponse(output=frame)
+    for stream in process.streams():
+        over = processes_pb2.OutputFrame(stream=stream, offset=offsets[stream], end=True)
+        yield processes_pb2.AttachResponse(output=over)
+    if not process.later:
+        yield exit_frame
 
 
 async def _end(context: Context, how: str) -> None:

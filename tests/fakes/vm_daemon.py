@@ -29,8 +29,14 @@ from innkeeper.v1 import (
     sandbox_pb2,
     storages_pb2,
 )
+from tests.fakes.container_lives import (
+    FakeLives,
+    LivingContainers,
+    LivingProcesses,
+    LivingSandbox,
+)
 from tests.fakes.network_service import FakeNetwork, NetworkService
-from tests.fakes.processes_service import FakeProcess, FakeProcesses
+from tests.fakes.processes_service import FakeProcess
 from tests.fakes.refusing import refuse
 
 if TYPE_CHECKING:
@@ -64,6 +70,8 @@ class FakeGuest:
 
     process: FakeProcess = field(default_factory=FakeProcess)
     containers: tuple[str, ...] = ("main",)
+    """Ids of those that run; `lives` says more, when there is anything."""
+    lives: FakeLives = field(default_factory=FakeLives)
     executed: list[processes_pb2.ExecRequest] = field(default_factory=list)
     signals: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     plugged: list[host_pb2.PlugRequest] = field(default_factory=list)
@@ -99,9 +107,9 @@ def _became(function: host_pb2.PlugFunction) -> devices_pb2.AttachedDevice:
     return devices_pb2.AttachedDevice(device=device, pci_path="02/00", nic=nic)
 
 
-class _Processes(FakeProcesses):
+class _Processes(LivingProcesses):
     def __init__(self, guest: FakeGuest) -> None:
-        super().__init__(guest.process, [])
+        super().__init__(guest.process, guest.lives)
         self._guest = guest
 
     async def Exec(  # noqa: N802 - gRPC's name
@@ -120,16 +128,20 @@ class _Processes(FakeProcesses):
         self, request: processes_pb2.SignalRequest, context: object
     ) -> processes_pb2.SignalResponse:
         self._guest.signals.put_nowait(request.signal)
+        self._guest.lives.calls.append(request)
         return processes_pb2.SignalResponse()
 
 
-class _Containers:
+class _Containers(LivingContainers):
     def __init__(self, guest: FakeGuest) -> None:
+        super().__init__(guest.lives)
         self._guest = guest
 
     async def List(  # noqa: N802 - gRPC's name
         self, request: containers_pb2.ListContainersRequest, context: object
     ) -> containers_pb2.ListContainersResponse:
+        if self._guest.lives.statuses:
+            return containers_pb2.ListContainersResponse(containers=self._guest.lives.statuses)
         running = containers_pb2.CONTAINER_STATE_RUNNING
         return containers_pb2.ListContainersResponse(
             containers=[
@@ -144,6 +156,7 @@ class _Containers:
         context: aio.ServicerContext[Any, Any],
     ) -> containers_pb2.ContainerStatus:
         self._guest.done.append("create")
+        self._guest.lives.calls.append(request)
         if json.loads(request.spec)["process"]["args"] == ["nosuch"]:
             text = "executable file `nosuch` not found in $PATH"
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text, "RUNTIME_REFUSED")
@@ -156,8 +169,11 @@ class _Containers:
         return containers_pb2.ContainerStatus(id=request.id)
 
     async def Remove(  # noqa: N802 - gRPC's name
-        self, request: containers_pb2.RemoveContainerRequest, context: object
+        self,
+        request: containers_pb2.RemoveContainerRequest,
+        context: aio.ServicerContext[Any, Any],
     ) -> containers_pb2.RemoveContainerResponse:
+        await self._guest.lives.note(request, context)
         self._guest.done.append("remove")
         return containers_pb2.RemoveContainerResponse()
 
@@ -245,8 +261,9 @@ def _attached(storage: storages_pb2.Storage) -> storages_pb2.AttachedStorage:
     )
 
 
-class _Sandbox:
+class _Sandbox(LivingSandbox):
     def __init__(self, guest: FakeGuest) -> None:
+        super().__init__(guest.lives)
         self._guest = guest
 
     async def Describe(  # noqa: N802 - gRPC's name
@@ -382,15 +399,18 @@ def _services(guest: FakeGuest) -> list[tuple[ServiceDescriptor, object]]:
     ]
 
 
+_MAKERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
 def _handler(service: ServiceDescriptor, built: object) -> grpc.GenericRpcHandler:
     handlers = {}
     for method in service.methods:
         if behaviour := getattr(built, method.name, None):
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if method.client_streaming
-                else grpc.unary_unary_rpc_method_handler
-            )
+            make = _MAKERS[method.client_streaming, method.server_streaming]
             handlers[method.name] = make(
                 behaviour,
                 request_deserializer=GetMessageClass(method.input_type).FromString,

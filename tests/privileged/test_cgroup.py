@@ -15,6 +15,7 @@ from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Reason
 from agent.core.roots import Roots
 from agent.handlers.runtime.cgroup import Cgroup, open_member
+from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.privileged, pytest.mark.containers]
 
@@ -92,3 +93,38 @@ async def test_a_member_is_known_by_its_group(roots: Roots, group: Cgroup) -> No
         assert inside >= 0
         assert open_member(roots, pid, group.path + "x") == -1
         assert open_member(roots, os.getpid(), group.path) == -1
+
+
+def stands_still(group: Cgroup) -> bool:
+    """As it is now: another call may change it between two looks."""
+    return group.frozen
+
+
+async def test_all_are_frozen_and_go_on(roots: Roots, group: Cgroup) -> None:
+    """Groups below with it; one that a container froze itself stays so until all is thawed."""
+    top = roots.cgroup / group.path.lstrip("/")
+    if not (top / "cgroup.freeze").exists():
+        pytest.skip("this kernel has no freezer of version 2")
+    put_in(roots, group)
+    put_in(roots, group, "nested")
+    assert not stands_still(group)
+    await group.freeze(Deadline.after(30))
+    assert stands_still(group)
+    # One that the kernel has just made wakes once more before it stands still.
+    await until(lambda: "frozen 1" in (top / "nested/cgroup.events").read_text())
+    await group.thaw(Deadline.after(30))
+    assert "frozen 0" in (top / "cgroup.events").read_text()
+    (top / "nested/cgroup.freeze").write_text("1")
+    await group.freeze(Deadline.after(30))
+    group.thaw_all()
+    await group.thaw(Deadline.after(30))
+    assert (top / "nested/cgroup.freeze").read_text() == "0\n"
+
+
+async def test_who_is_frozen_can_be_killed(roots: Roots, group: Cgroup) -> None:
+    if not (roots.cgroup / group.path.lstrip("/") / "cgroup.freeze").exists():
+        pytest.skip("this kernel has no freezer of version 2")
+    put_in(roots, group, "nested")
+    await group.freeze(Deadline.after(30))
+    group.kill()
+    await group.wait_empty(Deadline.after(30))

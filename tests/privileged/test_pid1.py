@@ -490,6 +490,7 @@ def test_the_guests_mounts(run: str, cgroup: str, tmp_path: Path) -> None:
             "/tmp": "tmpfs",
             "/var": "tmpfs",
             "/run/own/spools": "tmpfs",
+            "/run/own/logs": "tmpfs",
             "/sys/fs/cgroup": "cgroup2",
         }.items()
     )

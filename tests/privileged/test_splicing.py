@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.model import ProcessRef, Stream
+from agent.core.model import OutputChunk, ProcessRef, Stream
 from agent.core.pid1 import Pid1Client
-from agent.handlers.runtime.streams import StreamHome, Streams
+from agent.handlers.runtime.streams.streams import StreamHome, Streams
 from agent.linux import mounting
 from tests.fakes.pid1 import FakePid1
 from tests.fakes.waiting import until
@@ -87,8 +87,8 @@ class Writer:
         os.close(self._stdout)
 
     async def read(self) -> int:
-        chunks = self.streams.output({Stream.STDOUT: 0})
-        return sum([len(chunk.data) async for chunk in chunks])
+        pieces = self.streams.output({Stream.STDOUT: 0})
+        return sum([len(each.data) async for each in pieces if isinstance(each, OutputChunk)])
 
 
 async def test_a_full_tmpfs_makes_processes_wait_and_loses_nothing(home: StreamHome) -> None:

@@ -36,6 +36,7 @@ class Attachment:
         self.sent = 0
         self.acknowledged = 0
         self.exit: types_pb2.ExitStatus | None = None
+        self.gaps: list[pb.OutputGap] = []
 
     async def open(self) -> Attachment:
         await self._call.write(pb.AttachRequest(open=self._opening))
@@ -82,6 +83,12 @@ class Attachment:
         assert self.opened is not None
         return Finished(code=self.exit.code, stdout=self.data[STDOUT], stderr=self.data[STDERR])
 
+    async def to_the_streams_ends(self) -> None:
+        """Both output streams have ended, or the one of a terminal."""
+        assert self.opened is not None
+        streams = {STDOUT} if self.opened.terminal else {STDOUT, STDERR}
+        await self.until(lambda: self.ended == streams)
+
     def cancel(self) -> None:
         self._call.cancel()
 
@@ -94,8 +101,17 @@ class Attachment:
             case "input_ack":
                 assert frame.input_ack.offset >= self.acknowledged
                 self.acknowledged = frame.input_ack.offset
+            case "gap":
+                self._take_gap(frame.gap)
             case "exit":
                 self.exit = frame.exit
+
+    def _take_gap(self, gap: pb.OutputGap) -> None:
+        """What comes next begins behind it."""
+        assert getattr(gap, "from") == self.starts[gap.stream] + len(self.data[gap.stream])
+        assert not self.data[gap.stream], "a gap in the middle: `data` has only one beginning"
+        self.gaps.append(gap)
+        self.starts[gap.stream] = gap.to
 
     def _take_output(self, frame: pb.OutputFrame) -> None:
         """The next byte is always the one after the last: nothing is missed or repeated."""

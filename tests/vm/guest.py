@@ -86,7 +86,7 @@ class Guest:
             lambda: self.sandbox.Describe(sandbox.DescribeSandboxRequest(), timeout=60)
         )
 
-    async def when_serving(self, call: Callable[[], Awaitable[T]], *, limit: float = 60) -> T:
+    async def when_serving(self, call: Callable[[], Awaitable[T]], *, limit: float = 120) -> T:
         """The call's answer, asked again for as long as the agent is away.
 
         A host does the same: the relay refuses at once, so that nothing hangs.

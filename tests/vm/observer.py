@@ -21,6 +21,8 @@ from tests.vm.guest import PROBE, Guest
 _END = b"\x04\n"
 _LOOP = r'while read -r line; do { eval "$line"; } 2>&1; printf "\004\n"; done'
 _RUN = "/guest/run/innkeeper"
+# How processes ended is kept for a minute on purpose.
+_FILES = f"find {_RUN} -xdev ! -path '{_RUN}/state/departed*'; find {_RUN}/spools"
 _SETTLING = 20.0
 """Seconds in which what was used must be given back; only a leak takes them."""
 
@@ -83,7 +85,7 @@ class Observer:
             processes=Counter(f"{each.state} {each.arguments}" for each in running),
             mounts=Counter(_mount(line) for line in await self._lines("cat /proc/1/mountinfo")),
             cgroups=Counter(await self._lines("find /sys/fs/cgroup -type d")),
-            files=Counter(await self._lines(f"find {_RUN} -xdev; find {_RUN}/spools")),
+            files=Counter(await self._lines(_FILES)),
         )
 
     async def returns_to(self, before: Census) -> None:

@@ -57,11 +57,16 @@ RUNTIME_REFUSED: Refusal = (_PRECONDITION, "RUNTIME_REFUSED")
 MOUNT_REFUSED: Refusal = (_PRECONDITION, "MOUNT_REFUSED")
 NO_TERMINAL: Refusal = (_PRECONDITION, "NO_TERMINAL")
 ID_IN_USE: Refusal = (grpc.StatusCode.ALREADY_EXISTS, "ID_IN_USE")
+NOT_SUPPORTED: Refusal = (_PRECONDITION, "NOT_SUPPORTED")
+UNKNOWN_USER: Refusal = (_PRECONDITION, "UNKNOWN_USER")
+HOOK_FAILED: Refusal = (_PRECONDITION, "HOOK_FAILED")
+NO_LOG: Refusal = (_PRECONDITION, "NO_LOG")
 NOT_BUILT: Refusal = (grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT_YET")
 CONNECTION_REFUSED: Refusal = (grpc.StatusCode.UNAVAILABLE, "CONNECTION_REFUSED")
 GAP: Refusal = (grpc.StatusCode.OUT_OF_RANGE, "BAD_FIELD")
 
 IDS = ("", ".", "..", "a/b", "../x", "-rf", "a..b", "a b", "\u00e9", "a\n", "x" * 65, "a\0b")
+FORBIDDEN_SYSCTLS = ("kernel.core_pattern", "kernel/modprobe")
 SECONDS = (-1.0, float("nan"), float("inf"), 86_401.0)
 
 
@@ -209,7 +214,7 @@ def spec(**process: Any) -> bytes:
 def execution(**parts: Any) -> processes.ExecRequest:
     fields: dict[str, Any] = {"container_id": "running", "exec_id": "new"}
     process = {"args": ["sleep", "3000"], "cwd": "/"}
-    for name in ("args", "terminal", "cwd"):
+    for name in ("args", "terminal", "cwd", "user"):
         if name in parts:
             process[name] = parts.pop(name)
     fields["process"] = json.dumps(process).encode()
@@ -231,11 +236,16 @@ def sandbox_cases() -> dict[str, list[Case]]:
     names = ("a b", "x\n127.0.0.1 evil", "-a", "a-", "\u00e9", "a..b", ".", "x" * 65, "a\0b")
     create = sandbox.CreateSandboxRequest
     late = grpc.StatusCode.OUT_OF_RANGE, "OFFSET_NOT_KEPT"
+    forbidden = (grpc.StatusCode.PERMISSION_DENIED, "SYSCTL_NOT_ALLOWED")
     return {
         "Sandbox.Create": [
             *same(BAD_ID, *(create(id=bad) for bad in IDS)),
             *same(BAD_FIELD, *(create(id="pod", hostname=bad) for bad in names)),
             *same(ID_IN_USE, create(id="other"), create(id="pod", hostname="pod-2")),
+            *same(ID_IN_USE, create(id="pod", hostname="pod-1", shared_namespaces=["pid"])),
+            *same(BAD_FIELD, *(create(id="pod", **bad) for bad in _bad_setups())),
+            *same(forbidden, *(create(id="pod", sysctls={bad: "x"}) for bad in FORBIDDEN_SYSCTLS)),
+            *same(BAD_FIELD, *(create(id="pod", timeout_seconds=bad) for bad in SECONDS)),
         ],
         "Sandbox.Destroy": same(
             BAD_FIELD, *(sandbox.DestroySandboxRequest(timeout_seconds=bad) for bad in SECONDS)
@@ -265,6 +275,21 @@ def sandbox_cases() -> dict[str, list[Case]]:
         "Sandbox.Watch": same(late, sandbox.WatchRequest(after_sequence=2**40)),
         "Sandbox.Shutdown": same(BAD_FIELD, sandbox.ShutdownRequest(action=99)),  # type: ignore[arg-type]
     }
+
+
+def _bad_setups() -> Iterable[dict[str, Any]]:
+    yield {"modules": [sandbox.KernelModule(name=name) for name in ("-r", "loop")]}
+    yield {"modules": [sandbox.KernelModule(name="a/b")]}
+    yield {"modules": [sandbox.KernelModule(name="loop", parameters=["no equals sign"])]}
+    yield {"sysctls": {"../core_pattern": "x"}}
+    yield {"sysctls": {"vm.swappiness": "a\0b"}}
+    yield {"shared_namespaces": ["mount"]}
+    yield {"shared_namespaces": ["pid", "pid"]}
+    yield {"modules": [sandbox.KernelModule(name="loop")] * 65}
+    yield {"guest_hooks": "relative"}
+    yield {"dns": network.ApplyDnsRequest(servers=["not an address"])}
+    yield {"dns": network.ApplyDnsRequest(hostname="another")}
+    yield {"pressure": list(_bad_thresholds())[:1]}
 
 
 def device_cases() -> dict[str, list[Case]]:
@@ -444,6 +469,7 @@ def files_cases() -> dict[str, list[Case]]:
 
 def container_cases() -> dict[str, list[Case]]:
     start, remove = containers.StartContainerRequest, containers.RemoveContainerRequest
+    watch = containers.WatchStatsRequest
     no_cpus = grpc.StatusCode.RESOURCE_EXHAUSTED, "CPUS_EXHAUSTED"
     return {
         "Containers.Create": [
@@ -454,7 +480,14 @@ def container_cases() -> dict[str, list[Case]]:
             *same(BAD_FIELD, container(path=None)),
             *same(BAD_FIELD, *(container(path=bad) for bad in _bad_roots())),
             *same(NOT_BUILT, container(cdi_devices=["a.b/c=d"])),
-            *same(NOT_BUILT, container(shared_namespaces=["pid"])),
+            *same(BAD_FIELD, container(shared_namespaces=["moon"])),
+            *same(WRONG_STATE, container(shared_namespaces=["pid"])),
+            *same(BAD_FIELD, *(container(streams=bad) for bad in _bad_streams())),
+            *same(BAD_FIELD, *(container(pressure=[bad]) for bad in _bad_thresholds())),
+            *same(BAD_FIELD, container(pressure=[_threshold()] * 17)),
+            *same(NOT_SUPPORTED, *(container(spec=bad) for bad in _specs_beyond_this_guest())),
+            *same(UNKNOWN_USER, container(spec=spec(user={"username": "nobody-here"}))),
+            *same(HOOK_FAILED, container(spec=_hooked("/bin/false"))),
             *same(unknown("STORAGE"), container(path=None, storage_id="none")),
             *_bad_mounts(),
             *_bad_grants(lambda grants: container(devices=grants)),
@@ -465,7 +498,23 @@ def container_cases() -> dict[str, list[Case]]:
         ],
         "Containers.Start": [
             *same(BAD_ID, *(start(id=bad) for bad in IDS)),
+            *same(BAD_FIELD, *(start(id="created", timeout_seconds=bad) for bad in SECONDS)),
             *same(unknown("CONTAINER"), start(id="none")),
+        ],
+        "Containers.Pause": [
+            *_by_container(containers.PauseContainerRequest),
+            *same(WRONG_STATE, containers.PauseContainerRequest(id="stopped")),
+            *same(WRONG_STATE, containers.PauseContainerRequest(id="created")),
+        ],
+        "Containers.Resume": [
+            *_by_container(containers.ResumeContainerRequest),
+            *same(WRONG_STATE, containers.ResumeContainerRequest(id="stopped")),
+        ],
+        "Containers.Stats": _by_container(containers.ContainerStatsRequest),
+        "Containers.WatchStats": [
+            *same(BAD_ID, *(watch(ids=[bad]) for bad in IDS)),
+            *same(unknown("CONTAINER"), watch(ids=["none"]), watch(ids=["running", "none"])),
+            *same(BAD_FIELD, *(watch(interval_seconds=bad) for bad in (*SECONDS, 0.05, 4000))),
         ],
         "Containers.Update": [
             *same(BAD_ID, *(update(id=bad) for bad in IDS)),
@@ -473,8 +522,11 @@ def container_cases() -> dict[str, list[Case]]:
             *same(unknown("CONTAINER"), update(id="none")),
             *same(WRONG_STATE, update(id="stopped"), update(id="stopped", exclusive_cpus=1)),
             *same(no_cpus, update(exclusive_cpus=1), update(exclusive_cpus=2**32 - 1)),
+            *same(BAD_FIELD, *(_update_pressure(bad) for bad in _bad_thresholds())),
+            *same(BAD_FIELD, *(update(timeout_seconds=bad) for bad in SECONDS)),
             *same(RUNTIME_REFUSED, update(resources=b'{"unified": {"memory.max": "many"}}')),
-            *same(RUNTIME_REFUSED, update(resources=b'{"memory": {"kernel": 1}}')),
+            # A limit of cgroup v1's alone.
+            *same(NOT_SUPPORTED, update(resources=b'{"memory": {"kernel": 1}}')),
             *_bad_grants(_update_granting),
         ],
         "Containers.Remove": [
@@ -487,6 +539,51 @@ def container_cases() -> dict[str, list[Case]]:
     }
 
 
+def _by_container(request: Any) -> list[Case]:
+    return [
+        *same(BAD_ID, *(request(id=bad) for bad in IDS)),
+        *same(unknown("CONTAINER"), request(id="none")),
+    ]
+
+
+def _bad_streams() -> Iterable[types.StreamOptions]:
+    for size in (1, (64 << 10) - 1, (64 << 20) + 1, 2**64 - 1):
+        yield types.StreamOptions(buffer_bytes=size)
+    yield types.StreamOptions(when_full=9)  # type: ignore[arg-type]
+    yield types.StreamOptions(log=types.OutputLog(max_bytes=1))
+    yield types.StreamOptions(log=types.OutputLog(files=17))
+
+
+def _threshold() -> types.PressureThreshold:
+    cpu = types.PRESSURE_RESOURCE_CPU
+    return types.PressureThreshold(resource=cpu, stall_micros=1, window_micros=10**6)
+
+
+def _bad_thresholds() -> Iterable[types.PressureThreshold]:
+    cpu = types.PRESSURE_RESOURCE_CPU
+    yield types.PressureThreshold()
+    yield types.PressureThreshold(resource=9, stall_micros=1, window_micros=10**6)  # type: ignore[arg-type]
+    for stall, window in ((0, 10**6), (1, 0), (1, 499_999), (1, 10_000_001), (2 * 10**6, 10**6)):
+        yield types.PressureThreshold(resource=cpu, stall_micros=stall, window_micros=window)
+
+
+def _update_pressure(bad: types.PressureThreshold) -> containers.UpdateContainerRequest:
+    return update(pressure=containers.PressureThresholds(thresholds=[bad]))
+
+
+def _specs_beyond_this_guest() -> Iterable[bytes]:
+    """The image's kernel has no SELinux, and this crun no policy for memory."""
+    yield spec(selinuxLabel="system_u:system_r:container_t:s0")
+    whole = b'{"process": {"args": ["true"]}, "linux": %s}'
+    yield whole % b'{"mountLabel": "system_u:object_r:container_file_t:s0"}'
+    yield whole % b'{"memoryPolicy": {"mode": "MPOL_BIND", "nodes": "0"}}'
+
+
+def _hooked(path: str) -> bytes:
+    hooks = {"createRuntime": [{"path": path}]}
+    return json.dumps({"process": {"args": ["true"]}, "hooks": hooks}).encode()
+
+
 def _bad_specs() -> Iterable[bytes]:
     yield from (b"", b"{", b"[]", b"null", b"1", b"\xff", b"{}", b'{"process": 5}', b"[" * 100_000)
     yield from (spec(args=[]), spec(args="true"), spec(args=[""]), spec(args=["a\0b"]))
@@ -495,7 +592,6 @@ def _bad_specs() -> Iterable[bytes]:
     for part in (
         '"linux": {"namespaces": [{"type": "pid"}]}',
         '"linux": {"namespaces": [{"type": "moon"}]}',
-        '"linux": {"memoryPolicy": {}}',
         '"linux": {"netDevices": []}',
         '"linux": {"netDevices": {"eth0": {}}}',
         '"linux": {"netDevices": {"e/0": {}}}',
@@ -571,6 +667,7 @@ def _bad_mounts() -> list[Case]:
 
 def process_cases() -> dict[str, list[Case]]:
     number, wait, size = processes.SignalRequest, processes.WaitRequest, processes.ResizeRequest
+    listing = processes.ListProcessesRequest
     window = types.WindowSize(rows=24, columns=80)
     sizes = ((0, 80), (24, 0), (70_000, 80), (24, 65_536))
     return {
@@ -580,6 +677,9 @@ def process_cases() -> dict[str, list[Case]]:
             *same(BAD_FIELD, *(execution(timeout_seconds=bad) for bad in SECONDS)),
             *same(BAD_FIELD, execution(process=b"")),
             *same(BAD_SPEC, *(execution(process=bad) for bad in (b"{", b"[]", b"{}", b"\xff"))),
+            *same(BAD_FIELD, *(execution(streams=bad) for bad in _bad_streams())),
+            *same(BAD_FIELD, *(execution(more_environment=[bad]) for bad in ("", "A", "=b"))),
+            *same(UNKNOWN_USER, execution(user={"username": "nobody-here"})),
             *same(BAD_SPEC, execution(args=[]), execution(cwd="x"), execution(terminal=1)),
             *same(unknown("CONTAINER"), execution(container_id="none")),
             *same(WRONG_STATE, execution(container_id="stopped")),
@@ -593,8 +693,24 @@ def process_cases() -> dict[str, list[Case]]:
                 BAD_FIELD, *(number(process=ref(), signal=bad) for bad in (0, -1, 65, 2**31 - 1))
             ),
             *same(BAD_FIELD, number(process=ref(exec_id="tty"), signal=15, all_processes=True)),
+            *same(
+                BAD_FIELD, *(number(process=ref(), name=bad) for bad in ("", "TREM", "SIG", "9"))
+            ),
+            *same(BAD_FIELD, number(process=ref(), name="TERM", signal=9)),
         ],
-        "Processes.Wait": _bad_refs(lambda process: wait(process=process)),
+        "Processes.Wait": [
+            *_bad_refs(lambda process: wait(process=process)),
+            *same(BAD_FIELD, wait(process=ref(), stderr_tail_bytes=65_537)),
+        ],
+        "Processes.Logs": [
+            *_bad_refs(lambda process: processes.LogsRequest(process=process)),
+            *same(NO_LOG, processes.LogsRequest(process=ref())),
+            *same(BAD_FIELD, processes.LogsRequest(process=ref(), since_unix_micros=-1)),
+        ],
+        "Processes.List": [
+            *same(BAD_ID, *(listing(container_id=bad) for bad in IDS)),
+            *same(unknown("CONTAINER"), listing(container_id="none")),
+        ],
         "Processes.Resize": [
             *_bad_refs(lambda process: size(process=process, size=window)),
             *same(BAD_FIELD, size(process=ref(exec_id="tty"))),
@@ -640,6 +756,8 @@ def _attach_cases() -> list[Case]:
             for (case,), refusal in _bad_refs(_opening_of)
             if isinstance(case, processes.AttachRequest)
         ),
+        *((frames(opening(ref(exec_id="plain"), reader=bad)), BAD_ID) for bad in IDS if bad),
+        (frames(opening(ref(exec_id="plain"), until=9)), BAD_FIELD),
         (frames({}), BAD_FIELD),
         (frames(resize), BAD_FIELD),
         (frames(plain, plain), BAD_FIELD),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import pytest
@@ -23,7 +23,6 @@ from tests.vm.test_containers import added, attached, done, ref
 pytestmark = [pytest.mark.vm, pytest.mark.containers]
 
 SOAK = bool(os.environ.get("INNKEEPER_SOAK"))
-Note: TypeAlias = Callable[[str, object], None]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -229,14 +228,13 @@ async def test_a_storage_is_read_only_where_it_was_asked_for(guest: Guest, data:
 
 async def test_a_create_that_fails_leaves_nothing(guest: Guest, observer: Observer) -> None:
     """It carries the runtime's own words."""
-    nonsense = {"type": "RLIMIT_NONSENSE", "soft": 1, "hard": 1}
     await guest.run("true")
     before = await observer.census()
     refusals: tuple[tuple[dict[str, Any], str], ...] = (
         ({"args": ["/no/such/program"]}, "/no/such/program"),
         ({"args": ["/etc"]}, "regular file"),
         ({"args": ["true"], "cwd": "/no/such/directory"}, "/no/such/directory"),
-        ({"args": ["true"], "rlimits": [nonsense]}, "RLIMIT_NONSENSE"),
+        ({"args": ["true"], "scheduler": {"policy": "SCHED_ISO"}}, "SCHED_ISO"),
     )
     for number, (process, words) in enumerate(refusals):
         request = create_request(f"failing{number}", "", process=process)
@@ -283,44 +281,3 @@ async def test_orphans_of_a_pid_namespace_end_with_it(guest: Guest, observer: Ob
     assert (await done(guest, name, "(sleep 0.1 &); (true &); exit 0")).code == 0
     await guest.remove(name)
     await observer.returns_to(before)
-
-
-@pytest.mark.timeout(900)
-async def test_containers_leave_nothing(
-    guest: Guest, observer: Observer, record_testsuite_property: Note
-) -> None:
-    await guest.run("true", process=_terminal(1))
-    before = await observer.census()
-    first = await _resident(guest)
-    for number in range(100 if SOAK else 20):
-        assert (await guest.run(f"exit {number}", process=_terminal(number))).code == number
-    record_testsuite_property("agent_rss_containers", (first, await _resident(guest)))
-    await observer.returns_to(before)
-
-
-@pytest.mark.timeout(900)
-async def test_added_processes_leave_nothing(
-    guest: Guest, observer: Observer, record_testsuite_property: Note
-) -> None:
-    """A thousand of them once used up the agent's descriptors (case 102). While the
-    container is there, what each of them wrote is kept; then all of it goes."""
-    before = await observer.census()
-    name = await guest.start("sleep 300")
-    await done(guest, name, "true", terminal=True)
-    running = await observer.census()
-    first = await _resident(guest)
-    for number in range(200 if SOAK else 40):
-        assert (await done(guest, name, f"exit {number}", **_terminal(number))).code == number
-    record_testsuite_property("agent_rss_execs", (first, await _resident(guest)))
-    after = await observer.census()
-    assert (after.agent, after.init) == (running.agent, running.init)
-    await guest.remove(name)
-    await observer.returns_to(before)
-
-
-def _terminal(number: int) -> dict[str, bool]:
-    return {"terminal": number % 2 == 1}
-
-
-async def _resident(guest: Guest) -> int:
-    return next(each.resident for each in (await guest.describe()).memory if each.name == "agent")

@@ -17,12 +17,16 @@ import typer
 
 from bench.boot import boot_samples, memory_samples
 from bench.calls import call_samples, health_checks
+from bench.containers import latency_samples as container_samples
+from bench.containers import memory_samples as crowd_samples
 from bench.copies import copy_samples, transports
 from bench.figures import Figure, Sample, gather
 from bench.latency import PORTS, latency_samples
 from bench.network import network_samples
 from bench.plugs import plug_rounds
+from bench.rawvm import RawVm
 from bench.storages import storage_samples
+from bench.throughput import port_rates, stream_rates, throughput_samples
 from innkeeper.cli import options, output
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import VmSpec, start_vm
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("FIGURE", "MEDIAN", "SPREAD", "MIN", "MAX", "SAMPLES", "UNIT")
 _DISK_SIZE = 64 << 20
+_CROWD_MEMORY = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,9 @@ class Plan:
     storages: int
     copies: int
     networks: int
+    containers: int
+    crowd: int
+    streams: int
 
 
 def main(  # noqa: PLR0913 - typer makes each parameter an option
@@ -75,6 +83,15 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
     ] = 10_000,
     networks: Annotated[
         int, typer.Option(metavar="N", help="Changes of the network, of each sort.", min=0)
+    ] = 3,
+    containers: Annotated[
+        int, typer.Option(metavar="N", help="Containers, one by one, against crun's own.", min=0)
+    ] = 20,
+    crowd: Annotated[
+        int, typer.Option(metavar="N", help="Containers at once, for the agent's memory.", min=0)
+    ] = 200,
+    streams: Annotated[
+        int, typer.Option(metavar="N", help="Transfers by a process's streams, each way.", min=0)
     ] = 3,
     image: options.ImageOption = "cloud",
     accel: options.AccelOption = "auto",
@@ -106,6 +123,9 @@ def main(  # noqa: PLR0913 - typer makes each parameter an option
         storages=storages,
         copies=copies,
         networks=networks,
+        containers=containers,
+        crowd=crowd,
+        streams=streams,
     )
     figures, vm = wait_for(_measure(plan))
     output.table(_COLUMNS, [figure.to_row() for figure in figures])
@@ -131,6 +151,10 @@ async def _measure(plan: Plan) -> tuple[tuple[Figure, ...], host_pb2.VmDescripti
             samples += await _copies(plan)
         if plan.networks:
             samples += await _networks(plan, Path(folder))
+        if plan.containers or plan.crowd:
+            samples += await _containers(plan)
+        if plan.streams:
+            samples += await _streams(plan, Path(folder))
     return gather(samples), vm
 
 
@@ -193,6 +217,34 @@ async def _networks(plan: Plan, folder: Path) -> list[Sample]:
     output.note(f"network: {plan.networks} changes of each sort, up to 5,000 routes")
     async with _booted(plan, VmSpec(name=_name())) as (vm, channel):
         return await network_samples(vm, channel, folder, plan.networks)
+
+
+async def _containers(plan: Plan) -> list[Sample]:
+    output.note(f"containers: {plan.containers} one by one, {plan.crowd} at once")
+    samples: list[Sample] = []
+    async with _booted(plan, VmSpec(name=_name(), memory=_CROWD_MEMORY)) as (_, channel):
+        if plan.containers:
+            samples += await container_samples(channel, plan.containers)
+        if plan.crowd:
+            samples += await crowd_samples(channel, plan.crowd)
+    return samples
+
+
+async def _streams(plan: Plan, folder: Path) -> list[Sample]:
+    """Over every transport that there is, one VM after the other."""
+    samples: list[Sample] = []
+    for transport in transports():
+        output.note(f"streams: {plan.streams} transfers each way over {transport}")
+        over = dataclasses.replace(plan, transport=transport)
+        async with _booted(over, VmSpec(name=_name())) as (_, channel):
+            ours = await stream_rates(channel, plan.streams)
+        raw = RawVm(image=plan.image, accel=plan.accel, transport=transport)
+        place = folder / transport
+        place.mkdir()
+        async with raw.port(place) as port:
+            by_itself = await port_rates(port, plan.streams)
+        samples += throughput_samples(transport, ours, by_itself)
+    return samples
 
 
 def _name() -> str:

@@ -1,8 +1,8 @@
 """Sandbox.Destroy: removes everything, goes on after failures, lists what is left.
 
-Order of dependency reversed: containers, then storages, then devices; then what DNS says. Storages
-can rest on each other, so what is refused is tried again whenever one is gone;
-one that hangs keeps none of the others waiting.
+Order of dependency reversed: containers, then storages, then devices; then what Create set
+up, and what DNS says. Storages can rest on each other, so what is refused is tried again
+whenever one is gone; one that hangs keeps none of the others waiting.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from agent.core.model import AttachedDevice, ContainerStatus, MountedStorage
 
@@ -26,10 +26,21 @@ GRACE: Final = 2.0
 """Seconds that a container has between SIGTERM and SIGKILL."""
 
 
+_SETUP_SECONDS: Final = 2.0
+"""Seconds for what Create set up, when the objects took all the time."""
+
+
 class Containers(Protocol):
     """What is needed of handlers.runtime.containers."""
 
-    async def remove(self, container_id: str, grace: float, timeout: float | None) -> None: ...
+    async def remove(
+        self,
+        container_id: str,
+        grace: float,
+        timeout: float | None,
+        *,
+        sandbox_gone: bool = False,
+    ) -> None: ...
     def list(self) -> tuple[ContainerStatus, ...]: ...
 
 
@@ -53,6 +64,15 @@ class Dns(Protocol):
     async def clear(self, deadline: Deadline) -> None: ...
 
 
+class Setup(Protocol):
+    """What is needed of handlers.guest.setup."""
+
+    async def alone(
+        self, work: Callable[[], Coroutine[Any, Any, tuple[str, ...]]]
+    ) -> tuple[str, ...]: ...
+    async def undo(self, deadline: Deadline, *, keep_dns: bool = False) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Removal:
     """One object and how it goes."""
@@ -65,22 +85,35 @@ class Teardown:
     """Removes every object of the sandbox."""
 
     def __init__(
-        self, *, containers: Containers, storages: Storages, devices: Devices, dns: Dns
+        self,
+        *,
+        containers: Containers,
+        storages: Storages,
+        devices: Devices,
+        dns: Dns,
+        setup: Setup,
     ) -> None:
         self._containers = containers
         self._storages = storages
         self._devices = devices
         self._dns = dns
+        self._setup = setup
 
     async def run(self, timeout: float) -> tuple[str, ...]:
-        """What could not be removed within `timeout`, one line each."""
+        """What could not be removed within `timeout`, one line each; the sandbox is gone
+        in any case, and another one may be made."""
         deadline = Deadline.after(timeout)
+        return await self._setup.alone(lambda: self._run(deadline))
+
+    async def _run(self, deadline: Deadline) -> tuple[str, ...]:
         left = await _all_at_once(self._container_removals(deadline), deadline)
         left |= await _while_some_go(self._storage_removals(deadline), deadline)
         left |= await _all_at_once(self._device_removals(), deadline)
         forget = _Removal("resolv.conf and hosts", lambda: self._dns.clear(deadline))
         left |= await _all_at_once([forget], deadline)
         lines = tuple(f"{name}: {why}" for name, why in left.items())
+        # When the time is over, what needs none is still taken back.
+        lines += await self._setup.undo(_at_least(deadline, _SETUP_SECONDS), keep_dns=True)
         if lines:
             log.warning("the sandbox is not empty: %s", "; ".join(lines))
         return lines
@@ -89,7 +122,9 @@ class Teardown:
         def removal(container_id: str) -> _Removal:
             return _Removal(
                 f"container {container_id}",
-                lambda: self._containers.remove(container_id, GRACE, deadline.left()),
+                lambda: self._containers.remove(
+                    container_id, GRACE, deadline.left(), sandbox_gone=True
+                ),
             )
 
         return [removal(status.id) for status in self._containers.list()]
@@ -158,3 +193,7 @@ async def _failure(removal: _Removal, deadline: Deadline) -> str:
         log.exception("%s: unexpected error", removal.name)
         return f"unexpected error: {error!r}"
     return ""
+
+
+def _at_least(deadline: Deadline, seconds: float) -> Deadline:
+    return max(deadline, Deadline.after(seconds), key=lambda each: each.at)

@@ -105,18 +105,18 @@ def wishes_of(values: Mapping[str, str]) -> tuple[Wish, ...]:
         if other is not wish:
             text = f"values: {other.name!r} and {wish.name!r} are the same"
             raise invalid(text, field="values")
-    return tuple(sorted(wishes, key=lambda wish: (_rank(wish.path), wish.path)))
+    return tuple(sorted(wishes, key=lambda wish: (rank(wish.path), wish.path)))
 
 
-def path_of(name: str) -> str:
+def path_of(name: str, field: str = "values") -> str:
     """`net/ipv4/...` for a name with dots or slashes. Raises BAD_FIELD."""
     first = re.search(r"[./]", name)
     if first is not None and first[0] == ".":
         name = name.translate(str.maketrans("./", "/."))
     if any(step in ("", ".", "..") for step in name.split("/")):
         raise invalid(
-            f"values: {name[:100]!r} is not the name of a sysctl",
-            field="values",
+            f"{field}: {name[:100]!r} is not the name of a sysctl",
+            field=field,
             hint="as in net.ipv4.ip_forward; dots in an interface's name are slashes there",
         )
     return name
@@ -140,7 +140,7 @@ def _not_allowed(wish: Wish) -> AgentError:
     )
 
 
-def _rank(path: str) -> int:
+def rank(path: str) -> int:
     """ip_forward sets `forwarding` everywhere, conf/all sets some of all interfaces."""
     if path == _FORWARDING:
         return 0
@@ -150,7 +150,7 @@ def _rank(path: str) -> int:
 def _apply(
     roots: Roots, wishes: tuple[Wish, ...], check: Callable[[], None]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    with _Tree.opened(roots) as tree:
+    with SysctlTree.opened(roots) as tree:
         former = {wish: tree.look(wish) for wish in wishes}
         before: list[tuple[str, str]] = []
         try:
@@ -166,7 +166,7 @@ def _apply(
     return _shown(now), _shown(former)
 
 
-def _put_back(tree: _Tree, before: list[tuple[str, str]], error: AgentError) -> None:
+def _put_back(tree: SysctlTree, before: list[tuple[str, str]], error: AgentError) -> None:
     failures = []
     for path, value in reversed(before):
         try:
@@ -184,17 +184,17 @@ def _shown(values: Mapping[Wish, str | None]) -> dict[str, str]:
     }
 
 
-class _Tree:
+class SysctlTree:
     """/proc/sys, open."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
-    def opened(cls, roots: Roots) -> _Tree:
+    def opened(cls, roots: Roots) -> SysctlTree:
         return cls(os.open(roots.proc / "sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
-    def __enter__(self) -> _Tree:
+    def __enter__(self) -> SysctlTree:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,6 +9,7 @@
     bundles/ID/rootfs/        the overlay, or a root that was given as a path
     bundles/ID/etc/           a tmpfs with the container's resolv.conf, hosts and hostname
     bundles/ID/etc-stamp      what they were last made of
+    bundles/ID/hooks/NN.json  how its hooks ended
 
 Everything can be taken back from the id alone, whatever part of it is there.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
     from agent.core.fileops import ContainerMount, MountCall
     from agent.core.roots import Roots
+    from agent.linux.accounts import Found
 
 _NOT_THERE = {errno.EINVAL, errno.ENOENT}
 """umount2(2) on what is no mount point, or not there."""
@@ -50,6 +52,9 @@ class Files(Protocol):
     async def make_targets(
         self, root: str, mounts: Sequence[ContainerMount], deadline: Deadline
     ) -> None: ...
+    async def find_account(
+        self, root: str, user: str, group: str | None, deadline: Deadline
+    ) -> Found: ...
 
 
 class Bundle:

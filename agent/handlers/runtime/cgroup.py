@@ -1,4 +1,4 @@
-"""A container's cgroup: who is in it, ending them all, and waiting until it is empty.
+"""A container's cgroup: who is in it, ending or pausing them all, waiting until it is empty.
 
 The runtime makes and removes the group. The agent asks the kernel for what no
 list of pids can give: `cgroup.kill` also gets what forks meanwhile (cgroup-v2.rst).
@@ -6,18 +6,17 @@ list of pids can give: `cgroup.kill` also gets what forks meanwhile (cgroup-v2.r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import errno
 import os
 import re
-import select
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.core.errors import Reason, kernel_refused, timed_out
 from agent.core.exits import is_within
+from agent.handlers.runtime import freezing
+from agent.handlers.runtime.groupevents import GONE, until_told
 from agent.linux import pseudo
 
 if TYPE_CHECKING:
@@ -53,14 +52,31 @@ class Cgroup:
         try:
             pseudo.write(self._directory / "cgroup.kill", "1")
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV):
+            if error.errno not in GONE:
                 raise kernel_refused(error, doing=f"kill all of {self.path}") from error
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is paused, or about to be; see freezing.py for all of these."""
+        return freezing.is_frozen(self._directory)
+
+    async def freeze(self, deadline: Deadline) -> None:
+        """Pause all in it; raises OPERATION_TIMED_OUT with nobody paused."""
+        await freezing.freeze(self._directory, deadline)
+
+    async def thaw(self, deadline: Deadline) -> None:
+        """End the pause."""
+        await freezing.thaw(self._directory, deadline)
+
+    def thaw_all(self) -> None:
+        """Let everybody run, also in groups below that the container has frozen itself."""
+        freezing.thaw_all(self._directory)
 
     async def wait_empty(self, deadline: Deadline) -> None:
         """Raises OPERATION_TIMED_OUT naming who is left; a group that is gone is empty."""
         try:
             async with deadline.limit():
-                await self._empty()
+                await until_told(self._directory, "populated 0")
         except TimeoutError:
             left = self.members()
             raise timed_out(
@@ -102,27 +118,6 @@ class Cgroup:
     def _groups(self) -> list[Path]:
         """The group and all below it, parents first."""
         return [Path(top) for top, _, _ in os.walk(self._directory)]
-
-    async def _empty(self) -> None:
-        try:
-            fd = os.open(self._directory / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        with contextlib.ExitStack() as stack:
-            stack.callback(os.close, fd)
-            if _is_empty(fd):
-                return
-            # The file is always readable to poll; a change shows as POLLPRI, which asyncio
-            # can't wait for, but an epoll of our own shows as readable then.
-            changes = stack.enter_context(select.epoll())
-            changes.register(fd, select.EPOLLPRI)
-            changed = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            loop.add_reader(changes.fileno(), changed.set)
-            stack.callback(loop.remove_reader, changes.fileno())
-            while not _is_empty(fd):
-                await changed.wait()
-                changed.clear()
 
 
 def open_member(roots: Roots, pid: int, cgroup: str) -> int:
@@ -167,14 +162,3 @@ def _lines(name: str, wanted: str, now: str) -> Iterator[str]:
     for line in wanted.splitlines():
         # An empty list of CPUs is written as an empty line: nothing is no write.
         yield line or "\n"
-
-
-def _is_empty(events: int) -> bool:
-    """Reading also tells the kernel what we know: only later changes are announced."""
-    try:
-        text = os.pread(events, 4096, 0).decode("ascii")
-    except OSError as error:
-        if error.errno == errno.ENODEV:
-            return True
-        raise
-    return "populated 1" not in text.split("\n")

@@ -1,8 +1,13 @@
-"""Containers: create, start, remove, list, and what is taken over after a restart.
+"""Containers: create, start, pause, update, remove, and what is taken over after a restart.
 
 Operations on one container take turns (turns.py). A container enters the table
 when it is created, and leaves it when nothing of it is left. Exits come from
 the journal only, at any time, whatever operation is going on.
+
+    create      start        pause
+    ------> CREATED ---> RUNNING ---> PAUSED
+                           |  <------- resume
+                         STOPPED <---  its first process has ended
 """
 
 from __future__ import annotations
@@ -10,41 +15,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
+import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.core.deadlines import Deadline
-from agent.core.errors import AgentError, Reason, already_exists, wrong_state
-from agent.core.model import ContainerState, ContainerStatus, RootPath, RootStorage
+from agent.core.errors import AgentError, Reason, already_exists, timed_out, wrong_state
+from agent.core.model import ContainerState, ContainerStatus
 from agent.core.names import check_id
 from agent.core.turns import Turns
 from agent.core.undo import UndoStack
-from agent.handlers.runtime import etcfiles, interfaces, update
-from agent.handlers.runtime import spec as oci
-from agent.handlers.runtime.bundle import check_root_directory
-from agent.handlers.runtime.grants import Granted, User, grant_device
-from agent.handlers.runtime.labels import drop_labels
-from agent.handlers.runtime.launch import launch
-from agent.handlers.runtime.mountflags import flags_at
+from agent.handlers.runtime import etcfiles, hooks, interfaces, update
+from agent.handlers.runtime.creating import Creation, new_record
+from agent.handlers.runtime.exitdetails import details_of
 from agent.handlers.runtime.process import Process
 from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord, fingerprint
+from agent.handlers.runtime.removing import Removal, remove_parent
 from agent.handlers.runtime.restore import restore
 from agent.handlers.runtime.retention import Retention
-from agent.handlers.runtime.runtime import CreateCall, RuntimeState, Stdio
-from agent.handlers.runtime.sources import pin_sources
-from agent.handlers.runtime.spec_devices import guest_path, plan_devices, put_devices
-from agent.handlers.runtime.spec_env import translate_env
-from agent.handlers.runtime.spec_network import wanted_interfaces
-from agent.handlers.runtime.spec_process import has_terminal
+from agent.handlers.runtime.runtime import RuntimeState
+from agent.handlers.runtime.spec import configuration as oci
+from agent.handlers.runtime.spec import support
+from agent.handlers.runtime.spec.network import wanted_interfaces
+from agent.handlers.runtime.starting import inside_failure, start_with_hooks
 from agent.handlers.runtime.table import Container, ContainerTable
-from agent.handlers.runtime.teardown import holder, push_teardown
+from agent.handlers.runtime.teardown import push_teardown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
-    from agent.core.model import ContainerRequest, ContainerUpdate, MountedStorage, StorageMount
+    from agent.core.model import ContainerRequest, ContainerUpdate
     from agent.core.network import DnsState
     from agent.handlers.runtime.context import RuntimeContext
 
@@ -56,12 +57,14 @@ DEFAULT_TIMEOUT = 30.0
 _ROLLBACK_TIMEOUT = 15.0
 """Seconds for taking a failed create back, whatever its own deadline was."""
 
+T = TypeVar("T")
+
 
 class Containers:
     """The containers of the sandbox, by id."""
 
     def __init__(self, context: RuntimeContext) -> None:
-        self.table = ContainerTable()
+        self.table = ContainerTable(context.state)
         self.turns = Turns()
         self.retention = Retention(self.table, self.turns)
         self._context = context
@@ -90,40 +93,69 @@ class Containers:
         spec = oci.parse_spec(request.spec)
         wanted_interfaces(spec, request.interfaces)
         deadline = Deadline.of_request(request.timeout, DEFAULT_TIMEOUT)
-        return await self.turns.take(request.id, lambda: self._create(request, spec, deadline))
+        return await self.turn(request.id, lambda: self._create(request, spec, deadline), deadline)
 
-    async def start(self, container_id: str) -> ContainerStatus:
+    async def start(self, container_id: str, timeout: float | None = None) -> ContainerStatus:
         """Let the container's process run; a second time is answered with its status.
 
-        Raises UNKNOWN_CONTAINER, WRONG_STATE, RUNTIME_REFUSED.
+        Raises UNKNOWN_CONTAINER, WRONG_STATE, RUNTIME_REFUSED, HOOK_FAILED (and then it
+        has stopped).
         """
-        self.table.container(container_id)
-        deadline = Deadline.after(DEFAULT_TIMEOUT)
-        return await self.turns.take(container_id, lambda: self._start(container_id, deadline))
+        return await self._change(container_id, timeout, self._start)
+
+    async def pause(self, container_id: str, timeout: float | None = None) -> ContainerStatus:
+        """Stop all its processes until it is resumed; a second time is fine.
+
+        Raises UNKNOWN_CONTAINER, WRONG_STATE, OPERATION_TIMED_OUT with everybody running.
+        """
+        return await self._change(container_id, timeout, self._pause)
+
+    async def resume(self, container_id: str, timeout: float | None = None) -> ContainerStatus:
+        """End its pause; one that runs is answered with its status.
+
+        Raises UNKNOWN_CONTAINER, WRONG_STATE, OPERATION_TIMED_OUT.
+        """
+        return await self._change(container_id, timeout, self._resume)
 
     async def update(self, change: ContainerUpdate) -> ContainerStatus:
         """Change limits, device grants and exclusive CPUs, all of it or nothing.
 
-        Raises BAD_SPEC, BAD_FIELD, UNKNOWN_CONTAINER, UNKNOWN_DEVICE, WRONG_STATE (it has
-        ended, or a new node can't be made in it), CPUS_EXHAUSTED, RUNTIME_REFUSED.
+        Raises BAD_SPEC, BAD_FIELD, UNKNOWN_CONTAINER, UNKNOWN_DEVICE, WRONG_STATE (it is
+        paused, has ended, or a new node can't be made in it), CPUS_EXHAUSTED,
+        RUNTIME_REFUSED, NOT_SUPPORTED.
         """
         check_id("container", change.id)
         resources = oci.parse_resources(change.resources) if change.resources else None
-        deadline = Deadline.of_request(change.timeout, DEFAULT_TIMEOUT)
-        container = self.table.container(change.id)
-        work = partial(self._update, change, resources, deadline)
-        return await self.turns.take(container.id, work)
 
-    async def remove(self, container_id: str, grace: float, timeout: float | None) -> None:
+        async def work(container: Container, deadline: Deadline) -> None:
+            container.require("update it", ContainerState.CREATED, ContainerState.RUNNING)
+            if resources is not None:
+                support.check_resources(resources, await self._context.support())
+            await update.apply(self._context, container, change, resources, deadline)
+
+        return await self._change(change.id, change.timeout, work)
+
+    async def remove(
+        self,
+        container_id: str,
+        grace: float,
+        timeout: float | None,
+        *,
+        sandbox_gone: bool = False,
+    ) -> None:
         """End the container (SIGTERM, SIGKILL after `grace` seconds) and remove all of it.
 
+        `sandbox_gone` is what its processes are told to have died of, else it is the removal.
         Raises UNKNOWN_CONTAINER; OPERATION_TIMED_OUT and others when something
         stays, and then it can be asked for again.
         """
         self.table.container(container_id)
         deadline = Deadline.of_request(timeout, DEFAULT_TIMEOUT)
-        work = partial(self._remove, container_id, grace, deadline)
-        await self.turns.take(container_id, work)
+
+        async def work() -> None:
+            await self._remove(container_id, deadline, grace=grace, sandbox_gone=sandbox_gone)
+
+        await self.turn(container_id, work, deadline)
 
     async def remove_all(self) -> tuple[tuple[str, AgentError], ...]:
         """Remove every container at once; returns those that stay, and why."""
@@ -132,6 +164,51 @@ class Containers:
         outcomes = await asyncio.gather(*removals, return_exceptions=True)
         left = zip(ids, outcomes, strict=True)
         return tuple((i, error) for i, error in left if isinstance(error, AgentError))
+
+    async def turn(
+        self, key: str, work: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline
+    ) -> T:
+        """The result of `work`, which begins when all before it under this key is over.
+
+        It is not begun, and OPERATION_TIMED_OUT, when that takes longer than the deadline.
+        Once begun it bounds its own time, also when the caller has left.
+        """
+        begun = asyncio.Event()
+
+        async def in_time() -> T:
+            if deadline.passed:
+                raise _no_turn(key)
+            begun.set()
+            return await work()
+
+        task = self.turns.enqueue(key, in_time)
+        beginning = asyncio.ensure_future(begun.wait())
+        try:
+            waiting = {task, beginning}
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait(waiting, timeout=deadline.left(), return_when=first)
+        finally:
+            beginning.cancel()
+        if not (begun.is_set() or task.done()):
+            raise _no_turn(key)
+        return await asyncio.shield(task)
+
+    async def _change(
+        self,
+        container_id: str,
+        timeout: float | None,
+        work: Callable[[Container, Deadline], Awaitable[None]],
+    ) -> ContainerStatus:
+        """Do it as the container's next turn; the status after it."""
+        self.table.container(container_id)
+        deadline = Deadline.of_request(timeout, DEFAULT_TIMEOUT)
+
+        async def whole() -> ContainerStatus:
+            container = self.table.container(container_id)
+            await work(container, deadline)
+            return container.status
+
+        return await self.turn(container_id, whole, deadline)
 
     async def restore(self) -> None:
         """Take over what an earlier agent made; see restore.py for what has to come before."""
@@ -149,23 +226,27 @@ class Containers:
 
     def take_back(self, container: Container) -> None:
         """Undo what an earlier agent left half done, as the container's next turn."""
-        work = partial(self._remove, container.id, 0.0, Deadline.after(_ROLLBACK_TIMEOUT))
-        self.turns.enqueue(container.id, work)
+        self.turns.enqueue(
+            container.id,
+            lambda: self._remove(container.id, Deadline.after(_ROLLBACK_TIMEOUT)),
+        )
 
     async def _create(
         self, request: ContainerRequest, spec: dict[str, Any], deadline: Deadline
     ) -> ContainerStatus:
         if (known := self.table.find(request.id)) is not None:
             return _repeated(known, request)
-        container = Container(self._context, self._new_record(request))
+        container = Container(self._context, new_record(self._context, request, spec))
+        creation = Creation(self._context, container, request, deadline)
         undo = UndoStack(f"create container {request.id}")
         try:
             async with undo:
-                rollback = Deadline.after(_ROLLBACK_TIMEOUT)
+                # Time of its own, that begins when it does.
+                rollback = partial(Deadline.after, _ROLLBACK_TIMEOUT)
                 push_teardown(undo, self._context, container, rollback, undone=True)
-                await self._build(container, request, spec, deadline)
+                await creation.run(spec, self.new_process)
                 # Of one that vanished meanwhile nobody was told: it is in no table yet.
-                self._hold_devices(request)
+                creation.hold_devices()
                 container.mark(Phase.CREATED)
                 undo.commit()
         except BaseException:
@@ -176,131 +257,6 @@ class Containers:
         self._context.events.publish("container_created", container.id)
         self.announce_exit(container)
         return container.status
-
-    def _new_record(self, request: ContainerRequest) -> ContainerRecord:
-        storages = [mount.storage_id for mount in request.storages]
-        if isinstance(request.rootfs, RootStorage):
-            storages.append(request.rootfs.storage_id)
-        return ContainerRecord(
-            id=request.id,
-            fingerprint=fingerprint(request),
-            cgroup=f"{self._context.parent()}/{request.id}",
-            phase=Phase.CREATING,
-            storages=tuple(dict.fromkeys(storages)),
-            devices=tuple(dict.fromkeys(grant.device_id for grant in request.devices)),
-            layer=request.writable_layer,
-            bound=isinstance(request.rootfs, RootPath) and not request.writable_layer,
-            exclusive_cpus=request.exclusive_cpus,
-        )
-
-    async def _build(
-        self,
-        container: Container,
-        request: ContainerRequest,
-        spec: dict[str, Any],
-        deadline: Deadline,
-    ) -> None:
-        context, bundle = self._context, container.bundle
-        container.mark(Phase.CREATING)
-        for storage_id in container.record.storages:
-            # One that is being attached is waited for and shared.
-            await context.storages.awaited(storage_id, max(deadline.left(), 0.001))
-        mounts = [
-            self._storage_mount(mount, context.storages.acquire(mount.storage_id, container.id))
-            for mount in request.storages
-        ]
-        granted = self._hold_devices(request)
-        bundle.make()
-        root = await self._root(container, request, deadline)
-        around = oci.Surroundings(root=root, cgroup=container.record.cgroup, mounts=mounts)
-        config = oci.complete(spec, around)
-        drop_labels(context.roots, container.id, config)
-        self._add_devices(container, config, granted)
-        await pin_sources(context.files, bundle, context.roots, config, deadline)
-        await etcfiles.add_etc_files(context, container, config, root, deadline)
-        bundle.write_config(oci.to_json(config))
-        await self._launch(container, config, deadline)
-        wanted = wanted_interfaces(spec, request.interfaces)
-        await interfaces.give(context, container, wanted, deadline)
-        if request.exclusive_cpus:
-            await context.exclusive.grant(
-                container.id, container.record.cgroup, request.exclusive_cpus
-            )
-
-    def _storage_mount(self, wanted: StorageMount, storage: MountedStorage) -> dict[str, Any]:
-        return oci.storage_mount(
-            wanted, storage, flags_at(self._context.roots, storage.mount_point)
-        )
-
-    def _hold_devices(self, request: ContainerRequest) -> tuple[Granted, ...]:
-        granted = []
-        for grant in request.devices:
-            device = self._context.devices.hold(grant.device_id, holder(request.id))
-            granted.append(grant_device(grant, device))
-        return tuple(granted)
-
-    def _add_devices(
-        self, container: Container, config: dict[str, Any], granted: tuple[Granted, ...]
-    ) -> None:
-        """Into the specification, and into what is known of the container for updates."""
-        plan = plan_devices(config, granted, partial(guest_path, self._context.roots))
-        for entry in plan.dropped:
-            log.warning(
-                "container %s: %s is left out: no device that it was granted stands for it,"
-                " and it is no character device that the guest has by this name",
-                container.id,
-                entry,
-            )
-        put_devices(config, plan)
-        process = config["process"]
-        process["env"] = translate_env(process["env"], granted, container.id)
-        container.save(
-            replace(
-                container.record,
-                granted=granted,
-                rules=plan.rules,
-                claims=plan.claims,
-                owner=User.of(process),
-            )
-        )
-
-    async def _root(
-        self, container: Container, request: ContainerRequest, deadline: Deadline
-    ) -> str:
-        """A directory whose path nobody but the agent can lead elsewhere."""
-        files, bundle = self._context.files, container.bundle
-        if isinstance(request.rootfs, RootStorage):
-            storage_id = request.rootfs.storage_id
-            root = self._context.storages.acquire(storage_id, request.id).mount_point
-        else:
-            root = request.rootfs.path
-            await check_root_directory(files, root, deadline)
-        if request.writable_layer:
-            return await bundle.mount_layer(files, root, self._context.layer_size, deadline)
-        if isinstance(request.rootfs, RootStorage):
-            return root
-        return await bundle.mount_root(files, root, deadline)
-
-    async def _launch(
-        self, container: Container, config: dict[str, Any], deadline: Deadline
-    ) -> None:
-        record = ProcessRecord(
-            container_id=container.id,
-            fingerprint=container.record.fingerprint,
-            cgroup=container.record.cgroup,
-            terminal=has_terminal(config["process"]),
-            after=await self._context.exits.note(),
-        )
-        process = container.processes[""] = self.new_process(record)
-        bundle = container.bundle
-
-        async def make(stdio: Stdio) -> int:
-            call = CreateCall(
-                id=container.id, bundle=bundle.path, pid_file=bundle.pid_file, stdio=stdio
-            )
-            return await self._context.runtime.create(call, deadline)
-
-        await launch(self._context, process, make, deadline)
 
     def _after_rollback(self, container: Container, undo: UndoStack) -> None:
         """Nothing is left to know of; or the rest is, and can be removed by its id."""
@@ -314,30 +270,48 @@ class Containers:
             container.mark(Phase.REMOVING)
         self.table.add(container)
 
-    async def _start(self, container_id: str, deadline: Deadline) -> ContainerStatus:
-        container = self.table.container(container_id)
+    async def _start(self, container: Container, deadline: Deadline) -> None:
+        if container.record.phase is Phase.STARTING:
+            # An earlier one could not be brought to its end.
+            await self.find_out(container)
         # Also when it has ended meanwhile: a host that lost the answer asks again.
-        if container.record.phase is Phase.STARTED:
-            return container.status
+        if container.record.phase is Phase.STARTED and container.state is not ContainerState.PAUSED:
+            return
         container.require("start it", ContainerState.CREATED)
         container.mark(Phase.STARTING)
         try:
-            await self._context.runtime.start(container_id, deadline)
+            came = await start_with_hooks(self._context, container, deadline)
         except AgentError:
             await self.find_out(container)
             raise
-        container.mark(Phase.STARTED)
-        self._context.events.publish("container_started", container_id)
+        self._started(container)
+        self._context.events.publish("container_started", container.id)
         self.announce_exit(container)
-        return container.status
+        if not came:
+            raise await inside_failure(container)
 
-    async def _update(
-        self, change: ContainerUpdate, resources: dict[str, Any] | None, deadline: Deadline
-    ) -> ContainerStatus:
-        container = self.table.container(change.id)
-        container.require("update it", ContainerState.CREATED, ContainerState.RUNNING)
-        await update.apply(self._context, container, change, resources, deadline)
-        return container.status
+    def _started(self, container: Container) -> None:
+        container.save(replace(container.record, phase=Phase.STARTED, started=time.time()))
+        for failure in hooks.logged_failures(container.bundle.path):
+            log.warning("container %s: %s", container.id, failure)
+
+    async def _pause(self, container: Container, deadline: Deadline) -> None:
+        container.require("pause it", ContainerState.RUNNING, ContainerState.PAUSED)
+        paused = container.state is ContainerState.PAUSED
+        try:
+            await container.cgroup.freeze(deadline)
+        except AgentError:
+            self._context.events.publish("container_resumed", container.id, {"why": "failed"})
+            raise
+        if not paused:
+            self._context.events.publish("container_paused", container.id)
+
+    async def _resume(self, container: Container, deadline: Deadline) -> None:
+        container.require("resume it", ContainerState.RUNNING, ContainerState.PAUSED)
+        if container.state is ContainerState.RUNNING:
+            return
+        await container.cgroup.thaw(deadline)
+        self._context.events.publish("container_resumed", container.id, {"why": "asked"})
 
     def device_vanished(self, device_id: str) -> None:
         """Revoke a device that went by itself: its numbers may be another's at any moment."""
@@ -373,8 +347,10 @@ class Containers:
         """Ask the runtime whether a start that went wrong, or was cut off, took effect."""
         deadline = Deadline.after(_ROLLBACK_TIMEOUT)
         state = await self._context.runtime.state(container.id, deadline)
-        waits = state in (RuntimeState.CREATED, RuntimeState.CREATING)
-        container.mark(Phase.CREATED if waits else Phase.STARTED)
+        if state in (RuntimeState.CREATED, RuntimeState.CREATING):
+            container.mark(Phase.CREATED)
+        else:
+            self._started(container)
         self.announce_exit(container)
 
     def announce_exit(self, container: Container) -> None:
@@ -382,7 +358,14 @@ class Containers:
         if container.first is not None and container.first.exit is not None:
             self._exited(container.first)
 
-    async def _remove(self, container_id: str, grace: float, deadline: Deadline) -> None:
+    async def _remove(
+        self,
+        container_id: str,
+        deadline: Deadline,
+        *,
+        grace: float = 0.0,
+        sandbox_gone: bool = False,
+    ) -> None:
         container = self.table.container(container_id)
         announced = container.record.phase is not Phase.CREATING
         with contextlib.suppress(AgentError):
@@ -390,19 +373,17 @@ class Containers:
             container.mark(Phase.REMOVING)
         for leave in self._visitors:
             await leave(container_id)
-        await _ask_to_end(container, grace, deadline)
-        # An exec that is under way fails now, and takes itself back before the rest goes.
-        container.cgroup.kill()
-        await self.turns.quiet(f"{container_id}:", deadline.left())
-        undo = UndoStack(f"remove container {container_id}")
-        push_teardown(undo, self._context, container, deadline, undone=not announced)
-        await undo.run()
-        if undo.failures:
-            raise _not_removed(container_id, undo)
+        removal = Removal(
+            self._context, container, deadline, grace=grace, sandbox_gone=sandbox_gone
+        )
+        await removal.end(self.turns)
+        await removal.clear(undone=not announced)
         self._context.state.delete(ContainerRecord.KIND, container_id)
         self.table.remove(container)
         if announced:
             self._context.events.publish("container_removed", container_id)
+        if sandbox_gone:
+            remove_parent(self._context)
 
     async def _fetch_interfaces(self, container: Container) -> None:
         # Its removal, which may have come before, takes them back as well.
@@ -434,22 +415,12 @@ class Containers:
         if container.record.phase is Phase.STARTING and not ref.exec_id:
             return
         subject = "/".join(filter(None, (ref.container_id, ref.exec_id)))
-        details = {"code": str(end.code), "signal": str(end.signal), "pid": str(process.pid)}
+        details = details_of(end) | {"pid": str(process.pid)}
         self._context.events.publish("process_exited", subject, details)
         if ref.exec_id:
             self.retention.exited(process)
         else:
             self.fetch_interfaces(container)
-
-
-async def _ask_to_end(container: Container, grace: float, deadline: Deadline) -> None:
-    first = container.first
-    if first is None or first.exit is not None or grace <= 0:
-        return
-    first.signal(signal.SIGTERM)
-    with contextlib.suppress(TimeoutError):
-        async with deadline.earlier(grace).limit():
-            await first.wait()
 
 
 def _repeated(known: Container, request: ContainerRequest) -> ContainerStatus:
@@ -469,8 +440,9 @@ def _repeated(known: Container, request: ContainerRequest) -> ContainerStatus:
     return known.status
 
 
-def _not_removed(container_id: str, undo: UndoStack) -> Exception:
-    """The first failure is the cause of the others, mostly; the others go along."""
-    first = undo.failures[0].error
-    first.add_note(f"container {container_id}: " + "; ".join(map(str, undo.failures)))
-    return first
+def _no_turn(key: str) -> AgentError:
+    return timed_out(
+        f"what was asked of {key.replace(':', '/')} before this was not over in time",
+        hint="another operation on it is under way; ask again",
+        id=key.partition(":")[0],
+    )

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent.handlers.runtime.cgroup import Cgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from agent.core.deadlines import Deadline
     from agent.core.exits import ExitWatcher
+    from agent.core.life import OutOfMemory, PressureThreshold
     from agent.core.model import AttachedDevice, MountedStorage
     from agent.core.network import DnsState, LendingOrder
     from agent.core.roots import Roots
     from agent.handlers.runtime.bundle import Files
     from agent.handlers.runtime.grants import PlacedNode
+    from agent.handlers.runtime.hooks import GuestHooks
     from agent.handlers.runtime.nodes import Place
     from agent.handlers.runtime.runtime import Runtime
-    from agent.handlers.runtime.streams import StreamHome
+    from agent.handlers.runtime.spec.support import Support
+    from agent.handlers.runtime.streams.streams import StreamHome
 
 LAYER_SIZE = 256 << 20
 """Bytes that a container may write over its root, in memory (`writable_layer`)."""
@@ -81,6 +85,28 @@ class Network(Protocol):
     ) -> None: ...
 
 
+class Pressure(Protocol):
+    """What is needed of `pressure.PressureWatch`; `subject` is the container's id."""
+
+    def set(self, subject: str, cgroup: str, thresholds: Sequence[PressureThreshold]) -> None: ...
+    def drop(self, subject: str) -> None: ...
+
+
+class OomKills(Protocol):
+    """What is needed of `oom.OomWatch`."""
+
+    def track(self, container_id: str, cgroup: str) -> None: ...
+    def untrack(self, container_id: str) -> None: ...
+    def kill_of(self, pid: int, cgroup: str) -> OutOfMemory | None: ...
+
+
+class SharedNamespaces(Protocol):
+    """What is needed of `holder.NamespaceHolder`: paths that crun can open while the block
+    runs, by the namespace's kind. Raises WRONG_STATE."""
+
+    def paths(self, kinds: Sequence[str]) -> AbstractContextManager[Mapping[str, str]]: ...
+
+
 class Nodes(Protocol):
     """What is needed of `nodes.ContainerNodes`."""
 
@@ -101,6 +127,11 @@ class Group(Protocol):
     def limits(self) -> dict[str, str]: ...
     def set_limits(self, wanted: Mapping[str, str]) -> None: ...
     def members(self) -> tuple[int, ...]: ...
+    @property
+    def frozen(self) -> bool: ...
+    async def freeze(self, deadline: Deadline) -> None: ...
+    async def thaw(self, deadline: Deadline) -> None: ...
+    def thaw_all(self) -> None: ...
     def kill(self) -> None: ...
     async def wait_empty(self, deadline: Deadline) -> None: ...
     def remove(self) -> None: ...
@@ -108,7 +139,8 @@ class Group(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeContext:
-    """The mechanisms; `parent` tells the cgroup of the sandbox, `/pods/SANDBOX`."""
+    """The mechanisms; `parent` tells the cgroup of the sandbox, `/pods/SANDBOX`,
+    `support` what runtime and kernel can do, `guest_hooks` those of Sandbox.Create."""
 
     roots: Roots
     runtime: Runtime
@@ -121,6 +153,11 @@ class RuntimeContext:
     exclusive: ExclusiveCpus
     network: Network
     nodes: Nodes
+    pressure: Pressure
+    oom: OomKills
+    namespaces: SharedNamespaces
+    support: Callable[[], Awaitable[Support]]
+    guest_hooks: Callable[[], GuestHooks | None]
     streams: StreamHome
     parent: Callable[[], str]
     layer_size: int = LAYER_SIZE

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.core import commands
@@ -19,12 +20,14 @@ from agent.handlers.runtime.runtime import CreateCall, ExecCall, RuntimeState, S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from agent.core.deadlines import Deadline
     from agent.core.roots import Roots
 
 _LOG_TAIL = 64 * 1024
+
+_SCORED = ("/bin/sh", "-c", 'echo "$1" > /proc/self/oom_score_adj && shift && exec "$@"', "sh")
+"""Runs what follows a score with that score."""
 
 
 class Crun:
@@ -47,7 +50,10 @@ class Crun:
     async def exec(self, call: ExecCall, deadline: Deadline) -> int:
         arguments = ["--detach", "--process", str(call.process_file)]
         arguments += _files(call.pid_file, call.stdio)
-        await self._call("exec", [*arguments, "--", call.id], deadline, stdio=call.stdio)
+        # crun 1.21 sets the score of a container's first process only; others have crun's own.
+        score = () if call.oom_score == _own_score() else (*_SCORED, str(call.oom_score))
+        words = [*arguments, "--", call.id]
+        await self._call("exec", words, deadline, stdio=call.stdio, before=score)
         return _pid(call.pid_file)
 
     async def update(self, container_id: str, resources: Path, deadline: Deadline) -> None:
@@ -77,9 +83,10 @@ class Crun:
         deadline: Deadline,
         *,
         stdio: Stdio | None = None,
+        before: tuple[str, ...] = (),
     ) -> commands.CommandResult:
         with self._log_file() as log:
-            argv = [self._program, "--root", str(self._state_root)]
+            argv = [*before, self._program, "--root", str(self._state_root)]
             argv += ["--cgroup-manager=cgroupfs", "--log", str(log), "--log-format", "json"]
             setting = _setting(stdio)
             result = await commands.run(
@@ -99,6 +106,10 @@ class Crun:
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+
+def _own_score() -> int:
+    return int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
 
 
 def _setting(stdio: Stdio | None) -> commands.Setting:

@@ -13,7 +13,7 @@ from agent.handlers.runtime.namespaces import network_of
 if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
     from agent.handlers.runtime.context import RuntimeContext
-    from agent.handlers.runtime.spec_network import WantedInterfaces
+    from agent.handlers.runtime.spec.network import WantedInterfaces
     from agent.handlers.runtime.table import Container
 
 

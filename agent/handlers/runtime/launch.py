@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.handlers.runtime.console import console_socket
 from agent.handlers.runtime.runtime import Stdio
+from agent.handlers.runtime.streams.console import console_socket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

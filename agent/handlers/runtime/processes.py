@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import Reason, already_exists, invalid, wrong_state
+from agent.core.life import Until
 from agent.core.model import ContainerState, ProcessExit, ProcessRef, Stream
 from agent.core.names import check_id
 from agent.core.undo import UndoStack
 from agent.handlers.runtime.cgroup import signal_member
+from agent.handlers.runtime.ends import UNDONE, asked
 from agent.handlers.runtime.launch import launch
 from agent.handlers.runtime.records import ProcessRecord, fingerprint
 from agent.handlers.runtime.runtime import ExecCall, Stdio
-from agent.handlers.runtime.spec import parse_process
-from agent.handlers.runtime.spec_env import translate_env
-from agent.handlers.runtime.spec_process import exec_defaults, has_terminal
+from agent.handlers.runtime.spec import accounts, support
+from agent.handlers.runtime.spec.configuration import parse_process
+from agent.handlers.runtime.spec.environment import translate_env
+from agent.handlers.runtime.spec.process import added, exec_defaults, has_terminal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from agent.core.model import ExecRequest, OutputChunk, WindowSize
+    from agent.core.model import ExecRequest, OutputChunk, OutputGap, WindowSize
     from agent.handlers.runtime.containers import Containers
     from agent.handlers.runtime.context import RuntimeContext
     from agent.handlers.runtime.process import Process
@@ -58,13 +61,14 @@ class Processes:
         self._table.container(request.container_id)
         key = f"{request.container_id}:{request.exec_id}"
         work = partial(self._exec, request, wanted, deadline)
-        return await self._containers.turns.take(key, work)
+        return await self._containers.turn(key, work, deadline)
 
     async def signal(self, ref: ProcessRef, signal: int, *, all_processes: bool = False) -> None:
         """Send a signal, as it is: the first process of a container with pids of its own
         ignores what it doesn't handle, but for SIGKILL and SIGSTOP (pid_namespaces(7)).
 
-        To one that has ended it goes to nobody, without an error. With
+        To one that has ended it goes to nobody, without an error; one that is paused gets
+        it and handles it when it is resumed, but SIGKILL ends it at once. With
         `all_processes` every process of the container gets it, also when the
         first has ended. Raises UNKNOWN_CONTAINER, UNKNOWN_PROCESS, BAD_FIELD.
         """
@@ -73,7 +77,14 @@ class Processes:
         if all_processes:
             _signal_all(self._whole_container(ref), self._context, signal)
         else:
-            self._table.process(ref).signal(signal)
+            self._known(ref, signal)
+
+    def _known(self, ref: ProcessRef, signal: int) -> None:
+        """One that was forgotten less than a minute ago has ended, and counts as known."""
+        container = self._table.find(ref.container_id)
+        gone = container is None or ref.exec_id not in container.processes
+        if not (gone and self._table.departed(ref)):
+            self._table.process(ref).signal(signal, asked(signal))
 
     async def wait(self, ref: ProcessRef) -> ProcessExit:
         """How the process ended, when it has; for 60 s also after it was forgotten.
@@ -114,30 +125,48 @@ class Processes:
         """Offset of the next byte of input; raises UNKNOWN_CONTAINER, UNKNOWN_PROCESS."""
         return self._table.process(ref).streams.input_offset
 
+    def stderr_tail(self, ref: ProcessRef, count: int) -> bytes:
+        """The last `count` bytes of its standard error, or of its terminal's output, as far
+        as they are kept; nothing of one that is forgotten."""
+        container = self._table.find(ref.container_id)
+        process = container.processes.get(ref.exec_id) if container else None
+        return process.tail(count) if process else b""
+
     async def output(
-        self, ref: ProcessRef, offsets: Mapping[Stream, int]
-    ) -> AsyncGenerator[OutputChunk, None]:
+        self,
+        ref: ProcessRef,
+        offsets: Mapping[Stream, int],
+        *,
+        until: Until = Until.EXIT,
+        may_miss: bool = False,
+        reader: str = "",
+    ) -> AsyncGenerator[OutputChunk | OutputGap, None]:
         """The streams named in `offsets`, each from its absolute offset.
 
-        Each ends with a chunk whose `end` is set: at its own end, or shortly after the
-        process's (outputs.py). A terminal has no standard error: that ends at once.
+        Each ends with a chunk whose `end` is set: with Until.END at its own end, else at
+        what was written until the process ended. A terminal has no standard error: that
+        ends at once. A reader that `may_miss` holds nobody up, and is told of gaps; so is
+        every reader of a process with a log, which waits for nothing else. `reader` is an id,
+        by which a reader that comes back is known; its place is kept for a while.
         Raises OUT_OF_RANGE (OFFSET_NOT_KEPT with the oldest offset), BAD_FIELD,
         UNKNOWN_CONTAINER, UNKNOWN_PROCESS.
         """
         process = self._table.process(ref)
         if Stream.STDIN in offsets or any(offset < 0 for offset in offsets.values()):
             raise invalid("output is stdout and stderr, from offset 0 or later", field="offsets")
-        async with aclosing(process.streams.output(offsets)) as chunks:
+        may_miss = may_miss or process.log is not None
+        reading = process.streams.output(offsets, until=until, may_miss=may_miss, reader=reader)
+        async with aclosing(reading) as chunks:
             async for chunk in chunks:
                 yield chunk
         self._containers.retention.read(process)
 
-    def acknowledge(self, ref: ProcessRef, stream: Stream, offset: int) -> None:
+    def acknowledge(self, ref: ProcessRef, stream: Stream, offset: int, reader: str = "") -> None:
         """The host has all before `offset` for good; what it has not is kept for it.
 
         Raises OUT_OF_RANGE, UNKNOWN_CONTAINER, UNKNOWN_PROCESS.
         """
-        self._table.process(ref).streams.acknowledge(stream, offset)
+        self._table.process(ref).streams.acknowledge(stream, offset, reader)
 
     async def write_input(self, ref: ProcessRef, offset: int, data: bytes) -> int:
         """Take input from an absolute offset on; returns the acknowledged offset.
@@ -162,7 +191,7 @@ class Processes:
             return _repeated(known, request)
         container.require("run a process in it", ContainerState.RUNNING)
         await self._containers.retention.make_room(container)
-        whole = _whole(container, wanted)
+        whole = await self._whole(container, request, wanted, deadline)
         process = self._containers.new_process(
             ProcessRecord(
                 container_id=container.id,
@@ -171,9 +200,11 @@ class Processes:
                 cgroup=container.record.cgroup,
                 terminal=has_terminal(whole),
                 after=await self._context.exits.note(),
+                streams=request.streams,
             )
         )
         async with UndoStack(f"exec {process.record.key}") as undo:
+            undo.push("forget its log", process.log.discard if process.log else lambda: None)
             undo.push("forget it", process.forget)
             undo.push("remove its files", lambda: container.bundle.remove_exec(request.exec_id))
             undo.push("end it", lambda: self._end(container, process))
@@ -183,6 +214,26 @@ class Processes:
             undo.commit()
         container.bundle.remove_exec(request.exec_id)
         return process.pid
+
+    async def _whole(
+        self,
+        container: Container,
+        request: ExecRequest,
+        wanted: dict[str, Any],
+        deadline: Deadline,
+    ) -> dict[str, Any]:
+        """With the container's own for what is absent, and its users by number."""
+        if env := wanted.get("env"):
+            # Its own; what it inherits is translated already.
+            env = translate_env(env, container.record.granted, container.id)
+            wanted = {**wanted, "env": env}
+        whole = exec_defaults(wanted, container.bundle.config()["process"])
+        more = translate_env(list(request.more_environment), container.record.granted, container.id)
+        whole["env"] = added(whole.get("env", ()), more)
+        support.check_exec(whole, await self._context.support())
+        if container.first is None:
+            return whole
+        return await accounts.resolve_exec(self._context, whole, container.first.record, deadline)
 
     async def _launch(
         self, container: Container, process: Process, whole: dict[str, Any], deadline: Deadline
@@ -194,6 +245,7 @@ class Processes:
                 id=container.id,
                 process_file=bundle.write_exec(exec_id, json.dumps(whole, ensure_ascii=False)),
                 pid_file=bundle.exec_pid_file(exec_id),
+                oom_score=int(whole.get("oomScoreAdj") or 0),
                 stdio=stdio,
             )
             return await self._context.runtime.exec(call, deadline)
@@ -202,6 +254,7 @@ class Processes:
 
     def _end(self, container: Container, process: Process) -> None:
         """Kill what came of a failed exec; the runtime may have been cut off after its work."""
+        process.note(signals.SIGKILL, UNDONE)
         record = process.record
         pid = process.pid or container.bundle.exec_pid(record.exec_id)
         if pid:
@@ -216,14 +269,10 @@ class Processes:
         return self._table.container(ref.container_id)
 
 
-def _whole(container: Container, wanted: dict[str, Any]) -> dict[str, Any]:
-    if env := wanted.get("env"):
-        # Its own; what it inherits is translated already.
-        wanted = {**wanted, "env": translate_env(env, container.record.granted, container.id)}
-    return exec_defaults(wanted, container.bundle.config()["process"])
-
-
 def _signal_all(container: Container, context: RuntimeContext, number: int) -> None:
+    # Before it is sent: who ends of it at once has an end that says so.
+    for process in container.processes.values():
+        process.note(number, asked(number))
     if number == signals.SIGKILL:
         # The kernel also gets those that come into being meanwhile.
         container.cgroup.kill()

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from agent.core.life import (
+    USUAL_STREAMS,
+    EndCause,
+    LogOptions,
+    OutOfMemory,
+    PressureResource,
+    PressureThreshold,
+    StreamOptions,
+    WhenFull,
+)
 from agent.core.model import (
     ContainerRequest,
     DeviceGrant,
@@ -45,7 +55,8 @@ class ContainerRecord:
     `incoming` are the grants of an update from its beginning to its end: an agent
     that finds them takes that update back.
     `lent`: it may have interfaces of the sandbox; `etc` are the files of /etc that are the
-    sandbox's (etcfiles.py).
+    sandbox's (etcfiles.py). `created` and `started` are in seconds of the wall clock, 0 before;
+    `arguments` are those of its first process, cut short.
     """
 
     KIND = "containers"
@@ -66,6 +77,11 @@ class ContainerRecord:
     exclusive_cpus: int = 0
     lent: bool = False
     etc: tuple[str, ...] = ()
+    created: float = 0.0
+    started: float = 0.0
+    arguments: tuple[str, ...] = ()
+    terminal: bool = False
+    pressure: tuple[PressureThreshold, ...] = ()
 
     @property
     def key(self) -> str:
@@ -94,6 +110,11 @@ class ContainerRecord:
             exclusive_cpus=int(data["exclusive_cpus"]),
             lent=bool(data["lent"]),
             etc=tuple(map(str, data["etc"])),
+            created=float(data.get("created", 0)),
+            started=float(data.get("started", 0)),
+            arguments=tuple(map(str, data.get("arguments", ()))),
+            terminal=bool(data.get("terminal", False)),
+            pressure=tuple(_threshold(each) for each in data.get("pressure", ())),
         )
 
 
@@ -102,7 +123,8 @@ class ProcessRecord:
     """A process, from the intent to make it to its exit.
 
     `after` is the journal's sequence before the runtime was asked; `pid` is 0
-    until it is known; `input_end` is the length of its whole input, once told.
+    until it is known; `input_end` is the length of its whole input, once told. `sent` says
+    of each fatal signal that the agent has sent it, by number, why.
     """
 
     KIND = "processes"
@@ -116,11 +138,12 @@ class ProcessRecord:
     pid: int = 0
     input_end: int | None = None
     exit: ProcessExit | None = None
+    streams: StreamOptions = USUAL_STREAMS
+    sent: dict[int, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        # Ids have no colon.
-        return f"{self.container_id}:{self.exec_id or '-'}"
+        return key_of(self.ref)
 
     @property
     def ref(self) -> ProcessRef:
@@ -142,8 +165,38 @@ class ProcessRecord:
             after=int(data["after"]),
             pid=int(data["pid"]),
             input_end=None if end is None else int(end),
-            exit=None if ended is None else ProcessExit(**ended),
+            exit=None if ended is None else exit_of(ended),
+            streams=_streams(data.get("streams", {})),
+            sent={int(number): str(why) for number, why in data.get("sent", {}).items()},
         )
+
+
+def key_of(process: ProcessRef) -> str:
+    """The name of its file; ids have no colon."""
+    return f"{process.container_id}:{process.exec_id or '-'}"
+
+
+def exit_of(data: dict[str, Any]) -> ProcessExit:
+    """What `dataclasses.asdict` made of one; raises KeyError, TypeError or ValueError."""
+    cause, kill = data.get("cause"), data.get("out_of_memory")
+    nested = {
+        "cause": None if cause is None else EndCause(cause),
+        "out_of_memory": None if kill is None else OutOfMemory(**kill),
+    }
+    return ProcessExit(**{**data, **nested})
+
+
+def _streams(data: dict[str, Any]) -> StreamOptions:
+    log = data.get("log")
+    return StreamOptions(
+        window=int(data.get("window", USUAL_STREAMS.window)),
+        when_full=WhenFull(data.get("when_full", USUAL_STREAMS.when_full)),
+        log=None if log is None else LogOptions(**log),
+    )
+
+
+def _threshold(data: dict[str, Any]) -> PressureThreshold:
+    return PressureThreshold(**{**data, "resource": PressureResource(data["resource"])})
 
 
 def _granted(data: list[dict[str, Any]]) -> tuple[Granted, ...]:

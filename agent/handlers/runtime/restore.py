@@ -17,7 +17,7 @@ from agent.core.errors import AgentError
 from agent.handlers.runtime.etcfiles import ETC_FILES, refresh
 from agent.handlers.runtime.leftovers import wait_for_leftovers
 from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord
-from agent.handlers.runtime.streams import PREFIX
+from agent.handlers.runtime.streams.streams import PREFIX
 from agent.handlers.runtime.table import Container
 from agent.handlers.runtime.teardown import holder
 
@@ -36,6 +36,7 @@ R = TypeVar("R", ContainerRecord, ProcessRecord)
 
 async def restore(context: RuntimeContext, containers: Containers) -> None:
     """Take over everything; needs the exit watcher started, devices and storages restored."""
+    containers.table.restore()
     await wait_for_leftovers(context.roots, context.runtime, Deadline.after(_PATIENCE))
     found = [Container(context, record) for record in _load(context, ContainerRecord)]
     by_id = {container.id: container for container in found}
@@ -56,11 +57,14 @@ async def _restore_one(
 ) -> None:
     containers.table.add(container)
     _hold_again(context, container)
+    # Before its exits: they ask whether the kernel killed them for lack of memory.
+    context.oom.track(container.id, container.record.cgroup)
     for process in tuple(container.processes.values()):
         await _restore_process(containers, container, process)
     if container.record.phase in (Phase.CREATING, Phase.REMOVING):
         containers.take_back(container)
         return
+    _watch_again(context, container)
     if container.record.phase is Phase.STARTING:
         await _find_out(containers, container)
     if container.record.incoming is not None or container.lost:
@@ -111,6 +115,16 @@ def _hold_again(context: RuntimeContext, container: Container) -> None:
         except AgentError as error:
             log.warning("container %s has lost device %s: %s", container.id, device_id, error)
             container.lost.add(device_id)
+
+
+def _watch_again(context: RuntimeContext, container: Container) -> None:
+    record = container.record
+    if not record.pressure:
+        return
+    try:
+        context.pressure.set(record.id, record.cgroup, record.pressure)
+    except AgentError as error:
+        log.warning("the pressure of container %s is not watched: %s", record.id, error)
 
 
 async def _hold_cpus_again(context: RuntimeContext, found: list[Container]) -> None:
@@ -169,7 +183,7 @@ async def _sweep(context: RuntimeContext, ids: set[str]) -> None:
     strays = [name for name in names if name.removeprefix(PREFIX).split("/")[0] not in ids]
     if strays:
         await context.streams.keeper.drop(strays)
-    if context.streams.spools.is_dir():
-        for directory in context.streams.spools.iterdir():
+    for top in (context.streams.spools, context.roots.logs):
+        for directory in top.iterdir() if top.is_dir() else ():
             if directory.name not in ids:
                 shutil.rmtree(directory, ignore_errors=True)

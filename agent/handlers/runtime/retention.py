@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from agent.core.errors import Reason, exhausted
-from agent.handlers.runtime.table import REMEMBERED
+from agent.handlers.runtime.departed import REMEMBERED
 
 if TYPE_CHECKING:
     from agent.core.turns import Turns

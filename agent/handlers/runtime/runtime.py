@@ -44,10 +44,14 @@ class CreateCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecCall:
-    """Start one more process in a running container; `process_file` holds OCI's process object."""
+    """Start one more process in a running container; `process_file` holds OCI's process object.
+
+    `oom_score` is its score for the out-of-memory killer (proc_pid_oom_score_adj(5)).
+    """
 
     id: str
     process_file: Path
+    oom_score: int = 0
     pid_file: Path
     stdio: Stdio
 

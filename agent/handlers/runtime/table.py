@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.core.errors import Reason, not_found, wrong_state
 from agent.core.model import ContainerState, ContainerStatus, ProcessExit, ProcessRef
 from agent.handlers.runtime.bundle import Bundle
+from agent.handlers.runtime.departed import Departed
 from agent.handlers.runtime.grants import effective, place
 from agent.handlers.runtime.records import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.handlers.runtime.context import RuntimeContext
+    from agent.handlers.runtime.context import RuntimeContext, State
     from agent.handlers.runtime.grants import Granted, PlacedNode
     from agent.handlers.runtime.process import Process
     from agent.handlers.runtime.records import ContainerRecord
-
-REMEMBERED = 60.0
-"""Seconds for which exits can be asked for after their container's removal."""
 
 
 class Container:
@@ -46,11 +43,13 @@ class Container:
 
     @property
     def state(self) -> ContainerState:
-        """Stopped when the journal says so; else as far as it was started."""
+        """Stopped when the journal says so, paused when the kernel says so; else as far as
+        it was started."""
         if self.first is None or self.first.exit is not None:
             return ContainerState.STOPPED
-        started = self.record.phase not in (Phase.CREATING, Phase.CREATED)
-        return ContainerState.RUNNING if started else ContainerState.CREATED
+        if self.record.phase in (Phase.CREATING, Phase.CREATED):
+            return ContainerState.CREATED
+        return ContainerState.PAUSED if self.cgroup.frozen else ContainerState.RUNNING
 
     @property
     def status(self) -> ContainerStatus:
@@ -62,6 +61,11 @@ class Container:
             exit=first.exit if first else None,
             devices=effective(self.record.granted, self.placed(self.record.granted)),
             exclusive_cpus=self._context.exclusive.of(self.id),
+            created=self.record.created,
+            started=self.record.started,
+            arguments=self.record.arguments,
+            cgroup=self.record.cgroup,
+            terminal=self.record.terminal,
         )
 
     def placed(self, granted: Sequence[Granted]) -> tuple[PlacedNode, ...]:
@@ -81,21 +85,28 @@ class Container:
     def require(self, doing: str, *states: ContainerState) -> None:
         """Raises WRONG_STATE unless the container is in one of the states and stays there."""
         if self.record.phase is Phase.REMOVING:
-            raise wrong_state(f"container {self.id} is being removed: can't {doing}", id=self.id)
-        if self.state not in states:
             raise wrong_state(
-                f"container {self.id} is {self.state}, not {' or '.join(states)}: can't {doing}",
+                f"container {self.id} is being removed: can't {doing}", id=self.id, state="removing"
+            )
+        if (state := self.state) not in states:
+            raise wrong_state(
+                f"container {self.id} is {state}, not {' or '.join(states)}: can't {doing}",
+                hint="Containers.Resume ends the pause" if state is ContainerState.PAUSED else None,
                 id=self.id,
-                state=self.state,
+                state=state,
             )
 
 
 class ContainerTable:
     """Containers by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: State | None = None) -> None:
         self._containers: dict[str, Container] = {}
-        self._departed: dict[ProcessRef, ProcessExit] = {}
+        self._departed = Departed(state)
+
+    def restore(self) -> None:
+        """Take over how processes ended that an earlier agent had forgotten."""
+        self._departed.restore()
 
     def all(self) -> tuple[Container, ...]:
         return tuple(self._containers.values())
@@ -130,12 +141,12 @@ class ContainerTable:
 
     def departed(self, ref: ProcessRef) -> ProcessExit | None:
         """The exit of a process that was forgotten less than a minute ago."""
-        return self._departed.get(ref)
+        return self._departed.find(ref)
 
     def add(self, container: Container) -> None:
         self._containers[container.id] = container
         for exec_id in container.processes:
-            self._departed.pop(ProcessRef(container_id=container.id, exec_id=exec_id), None)
+            self._departed.drop(ProcessRef(container_id=container.id, exec_id=exec_id))
 
     def remove(self, container: Container) -> None:
         """Forget the container, but not yet how its processes ended."""
@@ -144,13 +155,5 @@ class ContainerTable:
             self.remember(process)
 
     def remember(self, process: Process) -> None:
-        ref, end = process.record.ref, process.exit
-        if end is not None:
-            self._departed[ref] = end
-            loop = asyncio.get_running_loop()
-            loop.call_later(REMEMBERED, self._forget, ref, end)
-
-    def _forget(self, ref: ProcessRef, end: ProcessExit) -> None:
-        # The id may have been used and forgotten again since.
-        if self._departed.get(ref) is end:
-            del self._departed[ref]
+        if process.exit is not None:
+            self._departed.add(process.record.ref, process.exit)

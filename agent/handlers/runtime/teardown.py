@@ -8,16 +8,26 @@ the container came, and a removal that failed can be asked for again.
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
+import shutil
+import signal
 from typing import TYPE_CHECKING
 
+from agent.handlers.runtime.ends import UNDONE
+from agent.handlers.runtime.hooks import logged_failures
 from agent.handlers.runtime.interfaces import take_back
 from agent.handlers.runtime.process import LOST_AFTER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.core.deadlines import Deadline
     from agent.core.undo import UndoStack
     from agent.handlers.runtime.context import RuntimeContext
     from agent.handlers.runtime.table import Container
+
+log = logging.getLogger(__name__)
 
 _SETTLE = 1.0
 """Seconds in which the last output may arrive for readers that are at work."""
@@ -27,26 +37,30 @@ def push_teardown(
     undo: UndoStack,
     context: RuntimeContext,
     container: Container,
-    deadline: Deadline,
+    allowed: Callable[[], Deadline],
     *,
     undone: bool,
 ) -> None:
     """Push the steps in the order of the creation: they run the other way round.
 
+    `allowed` is asked when they begin to run, once: it is the time for all of them.
     `undone`: the container was never made.
     """
     runtime, cgroup = context.runtime, container.cgroup
+    deadline = functools.cache(allowed)
     undo.push("release storages and devices", lambda: release_held(context, container))
-    undo.push("remove the bundle", lambda: _remove_bundle(context, container, deadline))
-    undo.push("discard the streams", lambda: _forget_processes(container))
+    undo.push("remove the bundle", lambda: _remove_bundle(context, container, deadline()))
+    undo.push("forget its kills", lambda: context.oom.untrack(container.id))
+    undo.push("discard the streams", lambda: _forget_processes(context, container))
     undo.push("remove the cgroup", cgroup.remove)
-    undo.push("delete it in the runtime", lambda: runtime.delete(container.id, deadline))
+    undo.push("delete it in the runtime", lambda: runtime.delete(container.id, deadline()))
     undo.push("release its CPUs", lambda: context.exclusive.release(container.id))
     undo.push(
         "take its interfaces back",
-        lambda: take_back(context, container, deadline, undone=undone),
+        lambda: take_back(context, container, deadline(), undone=undone),
     )
-    undo.push("end its processes", lambda: _end_processes(container, deadline))
+    undo.push("watch its pressure no more", lambda: context.pressure.drop(container.id))
+    undo.push("end its processes", lambda: _end_processes(container, deadline(), undone=undone))
 
 
 def release_held(context: RuntimeContext, container: Container) -> None:
@@ -61,8 +75,11 @@ def holder(container_id: str) -> str:
     return f"container {container_id}"
 
 
-async def _end_processes(container: Container, deadline: Deadline) -> None:
+async def _end_processes(container: Container, deadline: Deadline, *, undone: bool) -> None:
     """Kill all, and wait until the kernel and then the journal say that all are gone."""
+    if undone:
+        for process in container.processes.values():
+            process.note(signal.SIGKILL, UNDONE)
     container.cgroup.kill()
     await container.cgroup.wait_empty(deadline)
     ends = [
@@ -80,13 +97,19 @@ async def _end_processes(container: Container, deadline: Deadline) -> None:
     await asyncio.gather(*(process.streams.settle(_SETTLE) for process in everyone))
 
 
-async def _forget_processes(container: Container) -> None:
+async def _forget_processes(context: RuntimeContext, container: Container) -> None:
     # Some may be forgotten meanwhile, because their time is over; twice is fine.
     for process in tuple(container.processes.values()):
         await process.forget()
+        if process.log is not None:
+            process.log.discard()
+    # Those of processes that were forgotten before.
+    shutil.rmtree(context.roots.logs / container.id, ignore_errors=True)
 
 
 async def _remove_bundle(context: RuntimeContext, container: Container, deadline: Deadline) -> None:
+    for failure in logged_failures(container.bundle.path):
+        log.warning("container %s: %s", container.id, failure)
     # One step: nothing may be removed where a mount that stays would be entered.
     await container.bundle.unmount_sources(context.files, deadline)
     if container.record.etc:

@@ -1,4 +1,5 @@
-"""Updates of a container: limits, device grants, exclusive CPUs; all of it or nothing.
+"""Updates of a container: limits, device grants, exclusive CPUs, thresholds of pressure;
+all of it or nothing.
 
 The runtime replaces the whole list of device rules when it is given one, so it gets
 the whole list with every update, whatever the update is about. Rights come before
@@ -20,15 +21,17 @@ from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, wrong_state
 from agent.core.model import ContainerState
 from agent.core.undo import UndoStack
+from agent.handlers.runtime import limits
 from agent.handlers.runtime.grants import grant_device
 from agent.handlers.runtime.nodes import Place
 from agent.handlers.runtime.records import Phase
-from agent.handlers.runtime.spec_devices import all_rules
+from agent.handlers.runtime.spec.devices import all_rules
 from agent.handlers.runtime.teardown import holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from agent.core.life import PressureThreshold
     from agent.core.model import ContainerUpdate, DeviceGrant
     from agent.handlers.runtime.context import RuntimeContext
     from agent.handlers.runtime.grants import Granted, PlacedNode
@@ -67,9 +70,17 @@ async def apply(
             await step.move(old, new)
         count = before.exclusive_cpus if change.exclusive_cpus is None else change.exclusive_cpus
         await step.exclude(count)
+        pressure = step.watch(change.pressure)
         held = _ids(granted)
         container.save(
-            replace(before, granted=granted, incoming=None, devices=held, exclusive_cpus=count)
+            replace(
+                before,
+                granted=granted,
+                incoming=None,
+                devices=held,
+                exclusive_cpus=count,
+                pressure=pressure,
+            )
         )
         undo.commit()
     _release(context, container, set(before.devices) - set(held))
@@ -202,15 +213,16 @@ class _Steps:
         return any(each["type"] == "user" for each in namespaces)
 
     async def limit(self, resources: dict[str, Any], old: Nodes, new: Nodes) -> None:
-        """Limits and rights, in one call of the runtime."""
+        """Limits and rights, in one call of the runtime; what is not named stays as it is."""
         cgroup = self._container.cgroup
-        limits = cgroup.limits()
+        present = cgroup.limits()
+        whole = limits.for_update(resources, present)
         if self._container.record.exclusive_cpus:
             # After the limits are written back, among them perhaps the cpuset.
             self._undo.push("claim its CPUs again", lambda: self._set_cpus(self._count))
-        self._undo.push("set the limits back", lambda: cgroup.set_limits(limits))
+        self._undo.push("set the limits back", lambda: cgroup.set_limits(present))
         self._undo.push("set the device rules back", lambda: self._rollback().set_rules({}, old))
-        await self.set_rules(resources, new)
+        await self.set_rules(whole, new)
 
     async def set_rules(self, resources: dict[str, Any], placed: Nodes) -> None:
         rules = all_rules(self._container.record.rules, placed)
@@ -244,6 +256,24 @@ class _Steps:
             self._undo.push("have the CPUs as before", lambda: self._set_cpus(self._count))
         if count or self._count:
             await self._set_cpus(count)
+
+    def watch(
+        self, thresholds: tuple[PressureThreshold, ...] | None
+    ) -> tuple[PressureThreshold, ...]:
+        """All that shall be watched from now on."""
+        record = self._container.record
+        if thresholds is None or thresholds == record.pressure:
+            return record.pressure
+        self._undo.push("watch the pressure as before", lambda: self._watch(record.pressure))
+        self._watch(thresholds)
+        return thresholds
+
+    def _watch(self, thresholds: tuple[PressureThreshold, ...]) -> None:
+        record = self._container.record
+        if thresholds:
+            self._context.pressure.set(record.id, record.cgroup, thresholds)
+        else:
+            self._context.pressure.drop(record.id)
 
     @property
     def _count(self) -> int:

@@ -17,7 +17,9 @@ from agent.core.model import (
 )
 from agent.core.names import check_id
 from agent.core.network import InterfaceGrant
+from agent.handlers.runtime.spec.namespaces import check_shared
 from agent.server.convert import fields, linknames
+from agent.server.convert.life import stream_options, thresholds
 from agent.server.convert.processes import exit_status
 from agent.server.limits import INTERFACE_BATCH
 from innkeeper.v1 import containers_pb2
@@ -25,7 +27,7 @@ from innkeeper.v1 import containers_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_UNBUILT = ("cdi_devices", "shared_namespaces")
+_UNBUILT = ("cdi_devices",)
 _ALL_PERMISSIONS = "rwm"
 
 
@@ -43,8 +45,16 @@ def container_request(asked: containers_pb2.CreateContainerRequest) -> Container
         devices=_grants(asked.devices, "devices"),
         exclusive_cpus=asked.exclusive_cpus,
         interfaces=_interfaces(asked.interfaces),
+        shared_namespaces=_shared(asked.shared_namespaces),
+        streams=stream_options(asked.streams, "streams"),
+        pressure=thresholds(asked.pressure, "pressure"),
         timeout=fields.seconds(asked.timeout_seconds, "timeout_seconds"),
     )
+
+
+def _shared(kinds: Sequence[str]) -> tuple[str, ...]:
+    """In the order of their names, so that the same wish is the same request."""
+    return tuple(sorted(check_shared(kinds)))
 
 
 def _interfaces(
@@ -77,6 +87,12 @@ def container_update(asked: containers_pb2.UpdateContainerRequest) -> ContainerU
             _grants(asked.devices.grants, "devices.grants") if asked.HasField("devices") else None
         ),
         exclusive_cpus=asked.exclusive_cpus if asked.HasField("exclusive_cpus") else None,
+        pressure=(
+            thresholds(asked.pressure.thresholds, "pressure.thresholds")
+            if asked.HasField("pressure")
+            else None
+        ),
+        timeout=fields.seconds(asked.timeout_seconds, "timeout_seconds"),
     )
 
 
@@ -118,6 +134,7 @@ def _permissions(letters: str, field: str) -> str:
 _STATES = {
     ContainerState.CREATED: containers_pb2.CONTAINER_STATE_CREATED,
     ContainerState.RUNNING: containers_pb2.CONTAINER_STATE_RUNNING,
+    ContainerState.PAUSED: containers_pb2.CONTAINER_STATE_PAUSED,
     ContainerState.STOPPED: containers_pb2.CONTAINER_STATE_STOPPED,
 }
 
@@ -139,4 +156,9 @@ def container_status(status: ContainerStatus) -> containers_pb2.ContainerStatus:
             for grant in status.devices
         ],
         exclusive_cpus=status.exclusive_cpus,
+        created_unix_micros=round(status.created * fields.MICROS),
+        started_unix_micros=round(status.started * fields.MICROS),
+        arguments=status.arguments,
+        cgroup=status.cgroup,
+        terminal=status.terminal,
     )

@@ -1,19 +1,73 @@
-"""The sandbox: its description and its events."""
+"""The sandbox: what it is made of, its description and its events."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from agent.core.model import ProcessExit
+from agent.core.errors import invalid
+from agent.core.names import check_id
+from agent.core.sandbox import KernelModule, SandboxWish, check_hostname
 from agent.handlers.guest.describe import AGENT_VERSION, FEATURES, PROTOCOL
+from agent.handlers.guest.modules import check_module
+from agent.handlers.runtime.exitdetails import end_of
+from agent.handlers.runtime.spec.namespaces import check_own
 from agent.server.convert import fields
+from agent.server.convert.dns import dns_wish
+from agent.server.convert.life import thresholds
 from agent.server.convert.processes import exit_status
+from agent.server.convert.sysctls import values_of
+from agent.server.limits import SANDBOX_MODULES
 from innkeeper.v1 import sandbox_pb2
 
 if TYPE_CHECKING:
     from agent.core.model import Event
+    from agent.core.network import DnsWish
     from agent.handlers.guest.describe import Description
-    from innkeeper.v1 import types_pb2
+    from innkeeper.v1 import network_pb2, types_pb2
+
+
+_PARAMETERS: Final = 64
+
+
+def sandbox_wish(asked: sandbox_pb2.CreateSandboxRequest) -> SandboxWish:
+    """What to set up. Raises BAD_ID and BAD_FIELD."""
+    hostname = check_hostname(asked.hostname)
+    return SandboxWish(
+        id=check_id("sandbox", asked.id),
+        hostname=hostname,
+        dns=_dns(asked.dns, hostname) if asked.HasField("dns") else None,
+        modules=_modules(asked),
+        sysctls=tuple(sorted(values_of(asked.sysctls, "sysctls").items())),
+        shared_namespaces=tuple(sorted(check_own(asked.shared_namespaces))),
+        guest_hooks=_directory(asked.guest_hooks),
+        pressure=thresholds(asked.pressure, "pressure"),
+        timeout=fields.seconds(asked.timeout_seconds, "timeout_seconds"),
+    )
+
+
+def _dns(asked: network_pb2.ApplyDnsRequest, hostname: str) -> DnsWish:
+    wish = dns_wish(asked)
+    if wish.hostname not in ("", hostname):
+        raise invalid(
+            f"dns.hostname: {wish.hostname!r} is not {hostname!r}, the sandbox's own",
+            field="dns.hostname",
+        )
+    return wish
+
+
+def _modules(asked: sandbox_pb2.CreateSandboxRequest) -> tuple[KernelModule, ...]:
+    fields.at_most(SANDBOX_MODULES, asked.modules, "modules")
+    found = []
+    for at, each in enumerate(asked.modules):
+        fields.at_most(_PARAMETERS, each.parameters, f"modules[{at}].parameters")
+        module = KernelModule(name=each.name, parameters=tuple(each.parameters))
+        check_module(module, f"modules[{at}]")
+        found.append(module)
+    return tuple(found)
+
+
+def _directory(path: str) -> str:
+    return fields.absolute_path(path, "guest_hooks") if path else ""
 
 
 def description(told: Description) -> sandbox_pb2.DescribeSandboxResponse:
@@ -81,7 +135,5 @@ def event(happened: Event) -> sandbox_pb2.Event:
 
 
 def _exit(happened: Event) -> types_pb2.ExitStatus:
-    """The end that the details tell: `code`, and `signal` when one ended it."""
-    details = happened.details
-    code, signal = int(details.get("code", 0)), int(details.get("signal", 0))
-    return exit_status(ProcessExit(code=code, signal=signal, at=happened.at))
+    """The end that the details tell."""
+    return exit_status(end_of(happened.details, happened.at))

@@ -19,17 +19,22 @@ _LONGEST_VALUE: Final = 4095
 
 def sysctl_values(told: pb.ApplySysctlsRequest) -> dict[str, str]:
     """By name; raises BAD_FIELD for what is no name or no line of text."""
-    fields.at_most(SYSCTLS, told.values, "values")
-    for name, value in told.values.items():
+    return values_of(told.values, "values")
+
+
+def values_of(told: Mapping[str, str], where: str) -> dict[str, str]:
+    """The same, of the field `where`."""
+    fields.at_most(SYSCTLS, told, where)
+    for name, value in told.items():
         if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable() or " " in name:
-            raise invalid(f"values: {name[:80]!r} is not the name of a sysctl", field="values")
-        field = f"values[{name}]"
+            raise invalid(f"{where}: {name[:80]!r} is not the name of a sysctl", field=where)
+        field = f"{where}[{name}]"
         if len(value.encode()) > _LONGEST_VALUE:
             raise invalid(f"{field}: longer than {_LONGEST_VALUE} bytes", field=field)
         if not value.replace("\t", " ").isprintable():
             # Not shown: some are secrets (net.ipv6.conf.*.stable_secret).
             raise invalid(f"{field}: the value is not one line of text", field=field)
-    return dict(told.values)
+    return dict(told)
 
 
 def sysctls_state(now: Mapping[str, str], former: Mapping[str, str]) -> pb.SysctlsState:

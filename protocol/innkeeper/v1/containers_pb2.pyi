@@ -140,12 +140,17 @@ class CreateContainerRequest(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     EXCLUSIVE_CPUS_FIELD_NUMBER: _builtins.int
     INTERFACES_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
     spec: _builtins.bytes
-    """OCI runtime specification as JSON. What is absent (mounts, namespaces,
+    """OCI runtime specification 1.0 to 1.3 as JSON. What is absent (mounts, namespaces,
     capabilities) is filled with what a container usually has; what is there
-    is kept.
+    is kept. What this kernel or runtime cannot do is FAILED_PRECONDITION
+    (NOT_SUPPORTED), never left out. `process.user.username` ("name", "name:group") is
+    looked up in the container's own passwd and group. Hooks run as the specification says;
+    one that fails or takes longer than its timeout is HOOK_FAILED.
     """
     storage_id: _builtins.str
     """A mounted storage."""
@@ -183,7 +188,9 @@ class CreateContainerRequest(_message.Message):
 
     @_builtins.property
     def shared_namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Namespaces shared with the sandbox: "pid", "ipc", "uts", "network"."""
+        """Namespaces shared with the sandbox: "pid", "ipc", "uts" (which Sandbox.Create made),
+        "network" (the guest's own). What `spec` says of them gives way.
+        """
 
     @_builtins.property
     def interfaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___InterfaceGrant]:
@@ -194,6 +201,14 @@ class CreateContainerRequest(_message.Message):
         `linux.netDevices` of `spec` (OCI 1.3) moves is moved by that specification's rules, and does not
         come back by us.
         """
+
+    @_builtins.property
+    def streams(self) -> _types_pb2.StreamOptions:
+        """How the first process's output is kept; absent: as is usual."""
+
+    @_builtins.property
+    def pressure(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PressureThreshold]:
+        """Pressure of which EVENT_KIND_PRESSURE tells; at most 16."""
 
     def __init__(
         self,
@@ -210,10 +225,12 @@ class CreateContainerRequest(_message.Message):
         timeout_seconds: _builtins.float = ...,
         exclusive_cpus: _builtins.int = ...,
         interfaces: _abc.Iterable[Global___InterfaceGrant] | None = ...,
+        streams: _types_pb2.StreamOptions | None = ...,
+        pressure: _abc.Iterable[_types_pb2.PressureThreshold] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "rootfs", b"rootfs", "storage_id", b"storage_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "rootfs", b"rootfs", "storage_id", b"storage_id", "streams", b"streams"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdi_devices", b"cdi_devices", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "interfaces", b"interfaces", "path", b"path", "rootfs", b"rootfs", "shared_namespaces", b"shared_namespaces", "spec", b"spec", "storage_id", b"storage_id", "storages", b"storages", "timeout_seconds", b"timeout_seconds", "writable_layer", b"writable_layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cdi_devices", b"cdi_devices", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "interfaces", b"interfaces", "path", b"path", "pressure", b"pressure", "rootfs", b"rootfs", "shared_namespaces", b"shared_namespaces", "spec", b"spec", "storage_id", b"storage_id", "storages", b"storages", "streams", b"streams", "timeout_seconds", b"timeout_seconds", "writable_layer", b"writable_layer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_rootfs: _TypeAlias = _typing.Literal["storage_id", "path"]  # noqa: Y015
     _WhichOneofArgType_rootfs: _TypeAlias = _typing.Literal["rootfs", b"rootfs"]  # noqa: Y015
@@ -259,12 +276,25 @@ class ContainerStatus(_message.Message):
     EXIT_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     EXCLUSIVE_CPUS_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_MICROS_FIELD_NUMBER: _builtins.int
+    STARTED_UNIX_MICROS_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CGROUP_FIELD_NUMBER: _builtins.int
+    TERMINAL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
     state: Global___ContainerState.ValueType
     """Where it is in its life."""
     pid: _builtins.int
     """Process id of its first process in the guest."""
+    created_unix_micros: _builtins.int
+    """When it was created, in microseconds since 1970 (guest clock)."""
+    started_unix_micros: _builtins.int
+    """When it was started; 0 before."""
+    cgroup: _builtins.str
+    """Its cgroup in the guest, "/pods/SANDBOX/ID"."""
+    terminal: _builtins.bool
+    """Its first process has a terminal."""
     @_builtins.property
     def exit(self) -> _types_pb2.ExitStatus:
         """Set in the state STOPPED."""
@@ -277,6 +307,10 @@ class ContainerStatus(_message.Message):
     def exclusive_cpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CPUs that it has for itself, by number."""
 
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Arguments of its first process; at most 1,024 bytes in all."""
+
     def __init__(
         self,
         *,
@@ -286,10 +320,15 @@ class ContainerStatus(_message.Message):
         exit: _types_pb2.ExitStatus | None = ...,
         devices: _abc.Iterable[Global___DeviceGrant] | None = ...,
         exclusive_cpus: _abc.Iterable[_builtins.int] | None = ...,
+        created_unix_micros: _builtins.int = ...,
+        started_unix_micros: _builtins.int = ...,
+        arguments: _abc.Iterable[_builtins.str] | None = ...,
+        cgroup: _builtins.str = ...,
+        terminal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "exit", b"exit", "id", b"id", "pid", b"pid", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "cgroup", b"cgroup", "created_unix_micros", b"created_unix_micros", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "exit", b"exit", "id", b"id", "pid", b"pid", "started_unix_micros", b"started_unix_micros", "state", b"state", "terminal", b"terminal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,16 +341,20 @@ class StartContainerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
+    timeout_seconds: _builtins.float
+    """Seconds; 0 means 30. A start that was cut off is finished or not: ask again."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        timeout_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,12 +370,18 @@ class UpdateContainerRequest(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     EXCLUSIVE_CPUS_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
     resources: _builtins.bytes
-    """OCI "linux.resources" as JSON, without devices; empty: unchanged."""
+    """OCI "linux.resources" as JSON, without devices; empty: unchanged. What it does not
+    name stays as it is. -1 means no limit.
+    """
     exclusive_cpus: _builtins.int
     """Exclusive CPUs in all; absent: unchanged."""
+    timeout_seconds: _builtins.float
+    """Seconds; 0 means 30."""
     @_builtins.property
     def devices(self) -> Global___DeviceGrants:
         """The whole list of grants; absent: unchanged. What is new gets its node in
@@ -341,6 +390,10 @@ class UpdateContainerRequest(_message.Message):
         its containers without being asked for; a list that still names it is refused.
         """
 
+    @_builtins.property
+    def pressure(self) -> Global___PressureThresholds:
+        """All thresholds; absent: unchanged."""
+
     def __init__(
         self,
         *,
@@ -348,16 +401,42 @@ class UpdateContainerRequest(_message.Message):
         resources: _builtins.bytes = ...,
         devices: Global___DeviceGrants | None = ...,
         exclusive_cpus: _builtins.int | None = ...,
+        pressure: Global___PressureThresholds | None = ...,
+        timeout_seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "pressure", b"pressure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "resources", b"resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus", "devices", b"devices", "exclusive_cpus", b"exclusive_cpus", "id", b"id", "pressure", b"pressure", "resources", b"resources", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exclusive_cpus: _TypeAlias = _typing.Literal["exclusive_cpus"]  # noqa: Y015
     _WhichOneofArgType__exclusive_cpus: _TypeAlias = _typing.Literal["_exclusive_cpus", b"_exclusive_cpus"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exclusive_cpus) -> _WhichOneofReturnType__exclusive_cpus | None: ...
 
 Global___UpdateContainerRequest: _TypeAlias = UpdateContainerRequest  # noqa: Y015
+
+@_typing.final
+class PressureThresholds(_message.Message):
+    """A whole list of thresholds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THRESHOLDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PressureThreshold]:
+        """The list; at most 16."""
+
+    def __init__(
+        self,
+        *,
+        thresholds: _abc.Iterable[_types_pb2.PressureThreshold] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["thresholds", b"thresholds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PressureThresholds: _TypeAlias = PressureThresholds  # noqa: Y015
 
 @_typing.final
 class DeviceGrants(_message.Message):
@@ -390,16 +469,20 @@ class PauseContainerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
+    timeout_seconds: _builtins.float
+    """Seconds; 0 means 30. One that does not stop in time (it waits for a device) is resumed."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        timeout_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -412,16 +495,20 @@ class ResumeContainerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the container."""
+    timeout_seconds: _builtins.float
+    """Seconds; 0 means 30."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        timeout_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,58 +537,500 @@ class ContainerStatsRequest(_message.Message):
 Global___ContainerStatsRequest: _TypeAlias = ContainerStatsRequest  # noqa: Y015
 
 @_typing.final
-class ContainerStatsResponse(_message.Message):
-    """Containers.Stats's answer; a figure the kernel does not give is 0."""
+class WatchStatsRequest(_message.Message):
+    """Containers.WatchStats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CPU_USAGE_MICROS_FIELD_NUMBER: _builtins.int
-    CPU_USER_MICROS_FIELD_NUMBER: _builtins.int
-    CPU_SYSTEM_MICROS_FIELD_NUMBER: _builtins.int
-    CPU_THROTTLED_MICROS_FIELD_NUMBER: _builtins.int
-    MEMORY_CURRENT_FIELD_NUMBER: _builtins.int
-    MEMORY_PEAK_FIELD_NUMBER: _builtins.int
-    MEMORY_LIMIT_FIELD_NUMBER: _builtins.int
-    PIDS_CURRENT_FIELD_NUMBER: _builtins.int
-    OOM_KILLS_FIELD_NUMBER: _builtins.int
-    cpu_usage_micros: _builtins.int
-    """CPU time in microseconds."""
-    cpu_user_micros: _builtins.int
-    """CPU time in user mode."""
-    cpu_system_micros: _builtins.int
-    """CPU time in the kernel."""
-    cpu_throttled_micros: _builtins.int
-    """Time throttled by the CPU limit."""
-    memory_current: _builtins.int
-    """Bytes of memory now."""
-    memory_peak: _builtins.int
-    """Most bytes of memory so far."""
-    memory_limit: _builtins.int
-    """Limit in bytes; the largest number means none."""
-    pids_current: _builtins.int
-    """Processes and threads now."""
-    oom_kills: _builtins.int
-    """Kills for lack of memory."""
+    IDS_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    interval_seconds: _builtins.float
+    """Seconds between two messages of a container, 0.1 to 3,600; 0 means 1."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Which containers; empty: all that there are at the time."""
+
     def __init__(
         self,
         *,
-        cpu_usage_micros: _builtins.int = ...,
-        cpu_user_micros: _builtins.int = ...,
-        cpu_system_micros: _builtins.int = ...,
-        cpu_throttled_micros: _builtins.int = ...,
-        memory_current: _builtins.int = ...,
-        memory_peak: _builtins.int = ...,
-        memory_limit: _builtins.int = ...,
-        pids_current: _builtins.int = ...,
-        oom_kills: _builtins.int = ...,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+        interval_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_system_micros", b"cpu_system_micros", "cpu_throttled_micros", b"cpu_throttled_micros", "cpu_usage_micros", b"cpu_usage_micros", "cpu_user_micros", b"cpu_user_micros", "memory_current", b"memory_current", "memory_limit", b"memory_limit", "memory_peak", b"memory_peak", "oom_kills", b"oom_kills", "pids_current", b"pids_current"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "interval_seconds", b"interval_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ContainerStatsResponse: _TypeAlias = ContainerStatsResponse  # noqa: Y015
+Global___WatchStatsRequest: _TypeAlias = WatchStatsRequest  # noqa: Y015
+
+@_typing.final
+class ContainerStats(_message.Message):
+    """What a container uses. The figures are the kernel's own (cgroup-v2.rst); one that it does
+    not give is 0, and a limit that is "max" is 18,446,744,073,709,551,615.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    AT_UNIX_MICROS_FIELD_NUMBER: _builtins.int
+    CPU_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    IO_FIELD_NUMBER: _builtins.int
+    PIDS_FIELD_NUMBER: _builtins.int
+    HUGETLB_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
+    IO_PRESSURE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the container."""
+    at_unix_micros: _builtins.int
+    """When it was read, in microseconds since 1970 (guest clock)."""
+    @_builtins.property
+    def cpu(self) -> Global___CpuStats:
+        """CPU time."""
+
+    @_builtins.property
+    def memory(self) -> Global___MemoryStats:
+        """Memory."""
+
+    @_builtins.property
+    def io(self) -> _containers.RepeatedCompositeFieldContainer[Global___IoStats]:
+        """Input and output by block device."""
+
+    @_builtins.property
+    def pids(self) -> Global___PidsStats:
+        """Processes and threads."""
+
+    @_builtins.property
+    def hugetlb(self) -> _containers.RepeatedCompositeFieldContainer[Global___HugetlbStats]:
+        """Huge pages by size."""
+
+    @_builtins.property
+    def network(self) -> _containers.RepeatedCompositeFieldContainer[Global___InterfaceStats]:
+        """Interfaces of the namespace that its first process is in; empty once that has ended."""
+
+    @_builtins.property
+    def io_pressure(self) -> Global___Pressure:
+        """Tasks that waited for input or output."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        at_unix_micros: _builtins.int = ...,
+        cpu: Global___CpuStats | None = ...,
+        memory: Global___MemoryStats | None = ...,
+        io: _abc.Iterable[Global___IoStats] | None = ...,
+        pids: Global___PidsStats | None = ...,
+        hugetlb: _abc.Iterable[Global___HugetlbStats] | None = ...,
+        network: _abc.Iterable[Global___InterfaceStats] | None = ...,
+        io_pressure: Global___Pressure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cpu", b"cpu", "io_pressure", b"io_pressure", "memory", b"memory", "pids", b"pids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_micros", b"at_unix_micros", "cpu", b"cpu", "hugetlb", b"hugetlb", "id", b"id", "io", b"io", "io_pressure", b"io_pressure", "memory", b"memory", "network", b"network", "pids", b"pids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContainerStats: _TypeAlias = ContainerStats  # noqa: Y015
+
+@_typing.final
+class CpuStats(_message.Message):
+    """cpu.stat, cpu.max, cpu.weight, cpu.pressure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGE_MICROS_FIELD_NUMBER: _builtins.int
+    USER_MICROS_FIELD_NUMBER: _builtins.int
+    SYSTEM_MICROS_FIELD_NUMBER: _builtins.int
+    PERIODS_FIELD_NUMBER: _builtins.int
+    THROTTLED_PERIODS_FIELD_NUMBER: _builtins.int
+    THROTTLED_MICROS_FIELD_NUMBER: _builtins.int
+    QUOTA_MICROS_FIELD_NUMBER: _builtins.int
+    PERIOD_MICROS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
+    usage_micros: _builtins.int
+    """CPU time in microseconds."""
+    user_micros: _builtins.int
+    """Of it in user mode."""
+    system_micros: _builtins.int
+    """Of it in the kernel."""
+    periods: _builtins.int
+    """Periods in which it could have been throttled."""
+    throttled_periods: _builtins.int
+    """Periods in which it was."""
+    throttled_micros: _builtins.int
+    """For how long."""
+    quota_micros: _builtins.int
+    """Microseconds of CPU time that it may have in each period."""
+    period_micros: _builtins.int
+    """Length of a period."""
+    weight: _builtins.int
+    """Its share in relation to its neighbours, 1 to 10,000."""
+    @_builtins.property
+    def pressure(self) -> Global___Pressure:
+        """Tasks that waited for a CPU."""
+
+    def __init__(
+        self,
+        *,
+        usage_micros: _builtins.int = ...,
+        user_micros: _builtins.int = ...,
+        system_micros: _builtins.int = ...,
+        periods: _builtins.int = ...,
+        throttled_periods: _builtins.int = ...,
+        throttled_micros: _builtins.int = ...,
+        quota_micros: _builtins.int = ...,
+        period_micros: _builtins.int = ...,
+        weight: _builtins.int = ...,
+        pressure: Global___Pressure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pressure", b"pressure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["period_micros", b"period_micros", "periods", b"periods", "pressure", b"pressure", "quota_micros", b"quota_micros", "system_micros", b"system_micros", "throttled_micros", b"throttled_micros", "throttled_periods", b"throttled_periods", "usage_micros", b"usage_micros", "user_micros", b"user_micros", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CpuStats: _TypeAlias = CpuStats  # noqa: Y015
+
+@_typing.final
+class MemoryStats(_message.Message):
+    """memory.current, memory.stat, memory.events and so on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURRENT_FIELD_NUMBER: _builtins.int
+    PEAK_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    SWAP_CURRENT_FIELD_NUMBER: _builtins.int
+    SWAP_LIMIT_FIELD_NUMBER: _builtins.int
+    ANON_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    SLAB_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
+    SHMEM_FIELD_NUMBER: _builtins.int
+    INACTIVE_FILE_FIELD_NUMBER: _builtins.int
+    PAGE_FAULTS_FIELD_NUMBER: _builtins.int
+    MAJOR_FAULTS_FIELD_NUMBER: _builtins.int
+    LIMIT_REACHED_FIELD_NUMBER: _builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    KILLS_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    current: _builtins.int
+    """Bytes now, with what it has of the page cache."""
+    peak: _builtins.int
+    """Most so far."""
+    limit: _builtins.int
+    """Limit in bytes (memory.max)."""
+    swap_current: _builtins.int
+    """Bytes in swap."""
+    swap_limit: _builtins.int
+    """Limit of those."""
+    anon: _builtins.int
+    """Bytes that belong to no file: heap and stack."""
+    file: _builtins.int
+    """Bytes of the page cache, tmpfs included."""
+    slab: _builtins.int
+    """Bytes of the kernel's own structures (slab)."""
+    kernel: _builtins.int
+    """Bytes of the kernel's for it in all."""
+    shmem: _builtins.int
+    """Bytes of tmpfs and shared memory."""
+    inactive_file: _builtins.int
+    """Bytes that the kernel could take back most easily (inactive_file); `current` less these
+    is what tools show as used.
+    """
+    page_faults: _builtins.int
+    """Page faults, and those that had to read."""
+    major_faults: _builtins.int
+    """Page faults that had to read."""
+    limit_reached: _builtins.int
+    """How often the limit was reached."""
+    out_of_memory: _builtins.int
+    """How often nothing could be taken back at the limit (out of memory)."""
+    kills: _builtins.int
+    """Processes that the kernel killed for that."""
+    low: _builtins.int
+    """memory.low: what the kernel tries to leave it."""
+    high: _builtins.int
+    """memory.high: above it is slowed down."""
+    @_builtins.property
+    def pressure(self) -> Global___Pressure:
+        """Tasks that waited for memory."""
+
+    def __init__(
+        self,
+        *,
+        current: _builtins.int = ...,
+        peak: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        swap_current: _builtins.int = ...,
+        swap_limit: _builtins.int = ...,
+        anon: _builtins.int = ...,
+        file: _builtins.int = ...,
+        slab: _builtins.int = ...,
+        kernel: _builtins.int = ...,
+        shmem: _builtins.int = ...,
+        inactive_file: _builtins.int = ...,
+        page_faults: _builtins.int = ...,
+        major_faults: _builtins.int = ...,
+        limit_reached: _builtins.int = ...,
+        out_of_memory: _builtins.int = ...,
+        kills: _builtins.int = ...,
+        pressure: Global___Pressure | None = ...,
+        low: _builtins.int = ...,
+        high: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pressure", b"pressure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anon", b"anon", "current", b"current", "file", b"file", "high", b"high", "inactive_file", b"inactive_file", "kernel", b"kernel", "kills", b"kills", "limit", b"limit", "limit_reached", b"limit_reached", "low", b"low", "major_faults", b"major_faults", "out_of_memory", b"out_of_memory", "page_faults", b"page_faults", "peak", b"peak", "pressure", b"pressure", "shmem", b"shmem", "slab", b"slab", "swap_current", b"swap_current", "swap_limit", b"swap_limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryStats: _TypeAlias = MemoryStats  # noqa: Y015
+
+@_typing.final
+class IoStats(_message.Message):
+    """One line of io.stat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAJOR_FIELD_NUMBER: _builtins.int
+    MINOR_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    WRITE_BYTES_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
+    DISCARDED_BYTES_FIELD_NUMBER: _builtins.int
+    DISCARDS_FIELD_NUMBER: _builtins.int
+    major: _builtins.int
+    """Device number."""
+    minor: _builtins.int
+    """Device number."""
+    name: _builtins.str
+    """The device's name in the guest ("vda"); empty when it is gone."""
+    read_bytes: _builtins.int
+    """Bytes read."""
+    write_bytes: _builtins.int
+    """Bytes written."""
+    reads: _builtins.int
+    """Read operations."""
+    writes: _builtins.int
+    """Write operations."""
+    discarded_bytes: _builtins.int
+    """Bytes discarded."""
+    discards: _builtins.int
+    """Discard operations."""
+    def __init__(
+        self,
+        *,
+        major: _builtins.int = ...,
+        minor: _builtins.int = ...,
+        name: _builtins.str = ...,
+        read_bytes: _builtins.int = ...,
+        write_bytes: _builtins.int = ...,
+        reads: _builtins.int = ...,
+        writes: _builtins.int = ...,
+        discarded_bytes: _builtins.int = ...,
+        discards: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discarded_bytes", b"discarded_bytes", "discards", b"discards", "major", b"major", "minor", b"minor", "name", b"name", "read_bytes", b"read_bytes", "reads", b"reads", "write_bytes", b"write_bytes", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IoStats: _TypeAlias = IoStats  # noqa: Y015
+
+@_typing.final
+class PidsStats(_message.Message):
+    """pids.current, pids.peak, pids.max, pids.events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURRENT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    PEAK_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    current: _builtins.int
+    """Processes and threads now."""
+    limit: _builtins.int
+    """Limit."""
+    peak: _builtins.int
+    """Most so far."""
+    refused: _builtins.int
+    """Forks that the limit refused."""
+    def __init__(
+        self,
+        *,
+        current: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        peak: _builtins.int = ...,
+        refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "limit", b"limit", "peak", b"peak", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PidsStats: _TypeAlias = PidsStats  # noqa: Y015
+
+@_typing.final
+class HugetlbStats(_message.Message):
+    """hugetlb.SIZE.current, .max, .events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_BYTES_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    page_bytes: _builtins.int
+    """Bytes of one page."""
+    current: _builtins.int
+    """Bytes now."""
+    limit: _builtins.int
+    """Limit."""
+    refused: _builtins.int
+    """How often the limit refused."""
+    def __init__(
+        self,
+        *,
+        page_bytes: _builtins.int = ...,
+        current: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "limit", b"limit", "page_bytes", b"page_bytes", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HugetlbStats: _TypeAlias = HugetlbStats  # noqa: Y015
+
+@_typing.final
+class InterfaceStats(_message.Message):
+    """One line of /proc/PID/net/dev."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVED_PACKETS_FIELD_NUMBER: _builtins.int
+    RECEIVE_ERRORS_FIELD_NUMBER: _builtins.int
+    RECEIVE_DROPS_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_PACKETS_FIELD_NUMBER: _builtins.int
+    SEND_ERRORS_FIELD_NUMBER: _builtins.int
+    SEND_DROPS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The interface's name in the container."""
+    received_bytes: _builtins.int
+    """Bytes received."""
+    received_packets: _builtins.int
+    """Packets received."""
+    receive_errors: _builtins.int
+    """Errors in what was received."""
+    receive_drops: _builtins.int
+    """Packets that were dropped on receipt."""
+    sent_bytes: _builtins.int
+    """Bytes sent."""
+    sent_packets: _builtins.int
+    """Packets sent."""
+    send_errors: _builtins.int
+    """Errors in what was sent."""
+    send_drops: _builtins.int
+    """Packets that were dropped before they were sent."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        received_bytes: _builtins.int = ...,
+        received_packets: _builtins.int = ...,
+        receive_errors: _builtins.int = ...,
+        receive_drops: _builtins.int = ...,
+        sent_bytes: _builtins.int = ...,
+        sent_packets: _builtins.int = ...,
+        send_errors: _builtins.int = ...,
+        send_drops: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "receive_drops", b"receive_drops", "receive_errors", b"receive_errors", "received_bytes", b"received_bytes", "received_packets", b"received_packets", "send_drops", b"send_drops", "send_errors", b"send_errors", "sent_bytes", b"sent_bytes", "sent_packets", b"sent_packets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterfaceStats: _TypeAlias = InterfaceStats  # noqa: Y015
+
+@_typing.final
+class Pressure(_message.Message):
+    """Pressure stall information."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOME_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def some(self) -> Global___Stall:
+        """Some tasks waited."""
+
+    @_builtins.property
+    def full(self) -> Global___Stall:
+        """All tasks waited at the same time."""
+
+    def __init__(
+        self,
+        *,
+        some: Global___Stall | None = ...,
+        full: Global___Stall | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "some", b"some"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "some", b"some"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pressure: _TypeAlias = Pressure  # noqa: Y015
+
+@_typing.final
+class Stall(_message.Message):
+    """How long tasks waited."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVERAGE_10S_FIELD_NUMBER: _builtins.int
+    AVERAGE_60S_FIELD_NUMBER: _builtins.int
+    AVERAGE_300S_FIELD_NUMBER: _builtins.int
+    TOTAL_MICROS_FIELD_NUMBER: _builtins.int
+    average_10s: _builtins.float
+    """Percent of the last 10 seconds."""
+    average_60s: _builtins.float
+    """Percent of the last minute."""
+    average_300s: _builtins.float
+    """Percent of the last five minutes."""
+    total_micros: _builtins.int
+    """In all, in microseconds."""
+    def __init__(
+        self,
+        *,
+        average_10s: _builtins.float = ...,
+        average_60s: _builtins.float = ...,
+        average_300s: _builtins.float = ...,
+        total_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_10s", b"average_10s", "average_300s", b"average_300s", "average_60s", b"average_60s", "total_micros", b"total_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stall: _TypeAlias = Stall  # noqa: Y015
 
 @_typing.final
 class RemoveContainerRequest(_message.Message):

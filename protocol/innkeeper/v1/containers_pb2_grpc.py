@@ -27,6 +27,16 @@ if _version_not_supported:
 
 class ContainersStub:
     """The life of a container.
+    The states, and the calls that lead from one to the next:
+
+    Create       Start        Pause
+    ------> CREATED ---> RUNNING ---> PAUSED        Remove is possible in all of them,
+    |     <--- Resume |        and ends what runs.
+    v                 |
+    STOPPED <-----------+  (its first process ended)
+
+    In another state than a call needs it is FAILED_PRECONDITION (WRONG_STATE) with `state`;
+    a call that would change nothing (Pause of a paused one) is answered.
     """
 
     def __init__(self, channel):
@@ -63,7 +73,12 @@ class ContainersStub:
         self.Stats = channel.unary_unary(
                 '/innkeeper.v1.Containers/Stats',
                 request_serializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStatsRequest.SerializeToString,
-                response_deserializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStatsResponse.FromString,
+                response_deserializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStats.FromString,
+                _registered_method=True)
+        self.WatchStats = channel.unary_stream(
+                '/innkeeper.v1.Containers/WatchStats',
+                request_serializer=innkeeper_dot_v1_dot_containers__pb2.WatchStatsRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStats.FromString,
                 _registered_method=True)
         self.Remove = channel.unary_unary(
                 '/innkeeper.v1.Containers/Remove',
@@ -79,6 +94,16 @@ class ContainersStub:
 
 class ContainersServicer:
     """The life of a container.
+    The states, and the calls that lead from one to the next:
+
+    Create       Start        Pause
+    ------> CREATED ---> RUNNING ---> PAUSED        Remove is possible in all of them,
+    |     <--- Resume |        and ends what runs.
+    v                 |
+    STOPPED <-----------+  (its first process ended)
+
+    In another state than a call needs it is FAILED_PRECONDITION (WRONG_STATE) with `state`;
+    a call that would change nothing (Pause of a paused one) is answered.
     """
 
     def Create(self, request, context):
@@ -95,7 +120,7 @@ class ContainersServicer:
         """Starts the container's process. A container that was started before is
         answered with its status, also when it has ended meanwhile, so that a host
         that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
-        its process ended before it was ever started.
+        its process ended before it was ever started, and while it is paused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,7 +134,8 @@ class ContainersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Stops all its processes without telling them (the cgroup freezer).
+        """Stops all its processes without telling them (the cgroup freezer); answers when the
+        kernel says that all are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,14 +149,23 @@ class ContainersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """What it uses.
+        """What it uses, as the kernel counts it; also of one that is paused or has stopped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchStats(self, request, context):
+        """The same again and again, one message a container and interval. It ends when all
+        containers that were named are removed; without names it goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Remove(self, request, context):
-        """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it.
+        """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it; one that is
+        paused is resumed for that. The cgroup is empty when it answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,7 +209,12 @@ def add_ContainersServicer_to_server(servicer, server):
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
                     request_deserializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStatsRequest.FromString,
-                    response_serializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStatsResponse.SerializeToString,
+                    response_serializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStats.SerializeToString,
+            ),
+            'WatchStats': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchStats,
+                    request_deserializer=innkeeper_dot_v1_dot_containers__pb2.WatchStatsRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_containers__pb2.ContainerStats.SerializeToString,
             ),
             'Remove': grpc.unary_unary_rpc_method_handler(
                     servicer.Remove,
@@ -196,6 +236,16 @@ def add_ContainersServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Containers:
     """The life of a container.
+    The states, and the calls that lead from one to the next:
+
+    Create       Start        Pause
+    ------> CREATED ---> RUNNING ---> PAUSED        Remove is possible in all of them,
+    |     <--- Resume |        and ends what runs.
+    v                 |
+    STOPPED <-----------+  (its first process ended)
+
+    In another state than a call needs it is FAILED_PRECONDITION (WRONG_STATE) with `state`;
+    a call that would change nothing (Pause of a paused one) is answered.
     """
 
     @staticmethod
@@ -349,7 +399,34 @@ class Containers:
             target,
             '/innkeeper.v1.Containers/Stats',
             innkeeper_dot_v1_dot_containers__pb2.ContainerStatsRequest.SerializeToString,
-            innkeeper_dot_v1_dot_containers__pb2.ContainerStatsResponse.FromString,
+            innkeeper_dot_v1_dot_containers__pb2.ContainerStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/innkeeper.v1.Containers/WatchStats',
+            innkeeper_dot_v1_dot_containers__pb2.WatchStatsRequest.SerializeToString,
+            innkeeper_dot_v1_dot_containers__pb2.ContainerStats.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ContainersStub:
-    """The life of a container."""
+    """The life of a container.
+    The states, and the calls that lead from one to the next:
+
+      Create       Start        Pause
+      ------> CREATED ---> RUNNING ---> PAUSED        Remove is possible in all of them,
+                           |     <--- Resume |        and ends what runs.
+                           v                 |
+                         STOPPED <-----------+  (its first process ended)
+
+    In another state than a call needs it is FAILED_PRECONDITION (WRONG_STATE) with `state`;
+    a call that would change nothing (Pause of a paused one) is answered.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -43,24 +54,43 @@ class ContainersStub:
     """Starts the container's process. A container that was started before is
     answered with its status, also when it has ended meanwhile, so that a host
     that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
-    its process ended before it was ever started.
+    its process ended before it was ever started, and while it is paused.
     """
     Update: _grpc.UnaryUnaryMultiCallable[_containers_pb2.UpdateContainerRequest, _containers_pb2.ContainerStatus]
     """Changes limits and device grants of a running container."""
     Pause: _grpc.UnaryUnaryMultiCallable[_containers_pb2.PauseContainerRequest, _containers_pb2.ContainerStatus]
-    """Stops all its processes without telling them (the cgroup freezer)."""
+    """Stops all its processes without telling them (the cgroup freezer); answers when the
+    kernel says that all are.
+    """
     Resume: _grpc.UnaryUnaryMultiCallable[_containers_pb2.ResumeContainerRequest, _containers_pb2.ContainerStatus]
     """Ends a pause."""
-    Stats: _grpc.UnaryUnaryMultiCallable[_containers_pb2.ContainerStatsRequest, _containers_pb2.ContainerStatsResponse]
-    """What it uses."""
+    Stats: _grpc.UnaryUnaryMultiCallable[_containers_pb2.ContainerStatsRequest, _containers_pb2.ContainerStats]
+    """What it uses, as the kernel counts it; also of one that is paused or has stopped."""
+    WatchStats: _grpc.UnaryStreamMultiCallable[_containers_pb2.WatchStatsRequest, _containers_pb2.ContainerStats]
+    """The same again and again, one message a container and interval. It ends when all
+    containers that were named are removed; without names it goes on.
+    """
     Remove: _grpc.UnaryUnaryMultiCallable[_containers_pb2.RemoveContainerRequest, _containers_pb2.RemoveContainerResponse]
-    """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it."""
+    """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it; one that is
+    paused is resumed for that. The cgroup is empty when it answers.
+    """
     List: _grpc.UnaryUnaryMultiCallable[_containers_pb2.ListContainersRequest, _containers_pb2.ListContainersResponse]
     """All containers, by id."""
 
 @_typing.type_check_only
 class ContainersAsyncStub(ContainersStub):
-    """The life of a container."""
+    """The life of a container.
+    The states, and the calls that lead from one to the next:
+
+      Create       Start        Pause
+      ------> CREATED ---> RUNNING ---> PAUSED        Remove is possible in all of them,
+                           |     <--- Resume |        and ends what runs.
+                           v                 |
+                         STOPPED <-----------+  (its first process ended)
+
+    In another state than a call needs it is FAILED_PRECONDITION (WRONG_STATE) with `state`;
+    a call that would change nothing (Pause of a paused one) is answered.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Create: _aio.UnaryUnaryMultiCallable[_containers_pb2.CreateContainerRequest, _containers_pb2.ContainerStatus]  # type: ignore[assignment]
@@ -73,23 +103,42 @@ class ContainersAsyncStub(ContainersStub):
     """Starts the container's process. A container that was started before is
     answered with its status, also when it has ended meanwhile, so that a host
     that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
-    its process ended before it was ever started.
+    its process ended before it was ever started, and while it is paused.
     """
     Update: _aio.UnaryUnaryMultiCallable[_containers_pb2.UpdateContainerRequest, _containers_pb2.ContainerStatus]  # type: ignore[assignment]
     """Changes limits and device grants of a running container."""
     Pause: _aio.UnaryUnaryMultiCallable[_containers_pb2.PauseContainerRequest, _containers_pb2.ContainerStatus]  # type: ignore[assignment]
-    """Stops all its processes without telling them (the cgroup freezer)."""
+    """Stops all its processes without telling them (the cgroup freezer); answers when the
+    kernel says that all are.
+    """
     Resume: _aio.UnaryUnaryMultiCallable[_containers_pb2.ResumeContainerRequest, _containers_pb2.ContainerStatus]  # type: ignore[assignment]
     """Ends a pause."""
-    Stats: _aio.UnaryUnaryMultiCallable[_containers_pb2.ContainerStatsRequest, _containers_pb2.ContainerStatsResponse]  # type: ignore[assignment]
-    """What it uses."""
+    Stats: _aio.UnaryUnaryMultiCallable[_containers_pb2.ContainerStatsRequest, _containers_pb2.ContainerStats]  # type: ignore[assignment]
+    """What it uses, as the kernel counts it; also of one that is paused or has stopped."""
+    WatchStats: _aio.UnaryStreamMultiCallable[_containers_pb2.WatchStatsRequest, _containers_pb2.ContainerStats]  # type: ignore[assignment]
+    """The same again and again, one message a container and interval. It ends when all
+    containers that were named are removed; without names it goes on.
+    """
     Remove: _aio.UnaryUnaryMultiCallable[_containers_pb2.RemoveContainerRequest, _containers_pb2.RemoveContainerResponse]  # type: ignore[assignment]
-    """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it."""
+    """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it; one that is
+    paused is resumed for that. The cgroup is empty when it answers.
+    """
     List: _aio.UnaryUnaryMultiCallable[_containers_pb2.ListContainersRequest, _containers_pb2.ListContainersResponse]  # type: ignore[assignment]
     """All containers, by id."""
 
 class ContainersServicer(metaclass=_abc_1.ABCMeta):
-    """The life of a container."""
+    """The life of a container.
+    The states, and the calls that lead from one to the next:
+
+      Create       Start        Pause
+      ------> CREATED ---> RUNNING ---> PAUSED        Remove is possible in all of them,
+                           |     <--- Resume |        and ends what runs.
+                           v                 |
+                         STOPPED <-----------+  (its first process ended)
+
+    In another state than a call needs it is FAILED_PRECONDITION (WRONG_STATE) with `state`;
+    a call that would change nothing (Pause of a paused one) is answered.
+    """
 
     @_abc_1.abstractmethod
     def Create(
@@ -112,7 +161,7 @@ class ContainersServicer(metaclass=_abc_1.ABCMeta):
         """Starts the container's process. A container that was started before is
         answered with its status, also when it has ended meanwhile, so that a host
         that lost the answer can ask again. FAILED_PRECONDITION (WRONG_STATE) when
-        its process ended before it was ever started.
+        its process ended before it was ever started, and while it is paused.
         """
 
     @_abc_1.abstractmethod
@@ -129,7 +178,9 @@ class ContainersServicer(metaclass=_abc_1.ABCMeta):
         request: _containers_pb2.PauseContainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_containers_pb2.ContainerStatus, _abc.Awaitable[_containers_pb2.ContainerStatus]]:
-        """Stops all its processes without telling them (the cgroup freezer)."""
+        """Stops all its processes without telling them (the cgroup freezer); answers when the
+        kernel says that all are.
+        """
 
     @_abc_1.abstractmethod
     def Resume(
@@ -144,8 +195,18 @@ class ContainersServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _containers_pb2.ContainerStatsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_containers_pb2.ContainerStatsResponse, _abc.Awaitable[_containers_pb2.ContainerStatsResponse]]:
-        """What it uses."""
+    ) -> _typing.Union[_containers_pb2.ContainerStats, _abc.Awaitable[_containers_pb2.ContainerStats]]:
+        """What it uses, as the kernel counts it; also of one that is paused or has stopped."""
+
+    @_abc_1.abstractmethod
+    def WatchStats(
+        self,
+        request: _containers_pb2.WatchStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_containers_pb2.ContainerStats], _abc.AsyncIterator[_containers_pb2.ContainerStats]]:
+        """The same again and again, one message a container and interval. It ends when all
+        containers that were named are removed; without names it goes on.
+        """
 
     @_abc_1.abstractmethod
     def Remove(
@@ -153,7 +214,9 @@ class ContainersServicer(metaclass=_abc_1.ABCMeta):
         request: _containers_pb2.RemoveContainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_containers_pb2.RemoveContainerResponse, _abc.Awaitable[_containers_pb2.RemoveContainerResponse]]:
-        """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it."""
+        """Ends it (SIGTERM, then SIGKILL after the grace) and removes all of it; one that is
+        paused is resumed for that. The cgroup is empty when it answers.
+        """
 
     @_abc_1.abstractmethod
     def List(

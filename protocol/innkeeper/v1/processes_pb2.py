@@ -25,47 +25,61 @@ _sym_db = _symbol_database.Default()
 from innkeeper.v1 import types_pb2 as innkeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinnkeeper/v1/processes.proto\x12\x0cinnkeeper.v1\x1a\x18innkeeper/v1/types.proto\"^\n\x0b\x45xecRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0f\n\x07process\x18\x03 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\"\x1b\n\x0c\x45xecResponse\x12\x0b\n\x03pid\x18\x01 \x01(\x05\"a\n\rSignalRequest\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x15\n\rall_processes\x18\x03 \x01(\x08\"\x10\n\x0eSignalResponse\"8\n\x0bWaitRequest\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\"6\n\x0cWaitResponse\x12&\n\x04\x65xit\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatus\"b\n\rResizeRequest\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12&\n\x04size\x18\x02 \x01(\x0b\x32\x18.innkeeper.v1.WindowSize\"\x10\n\x0eResizeResponse\"\xf3\x01\n\rAttachRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.innkeeper.v1.OpenStreamsH\x00\x12)\n\x05input\x18\x02 \x01(\x0b\x32\x18.innkeeper.v1.InputFrameH\x00\x12/\n\x0b\x63lose_input\x18\x03 \x01(\x0b\x32\x18.innkeeper.v1.CloseInputH\x00\x12*\n\x06resize\x18\x04 \x01(\x0b\x32\x18.innkeeper.v1.WindowSizeH\x00\x12&\n\x03\x61\x63k\x18\x05 \x01(\x0b\x32\x17.innkeeper.v1.OutputAckH\x00\x42\x07\n\x05\x66rame\"z\n\x0bOpenStreams\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12\x15\n\rstdout_offset\x18\x02 \x01(\x04\x12\x15\n\rstderr_offset\x18\x03 \x01(\x04\x12\x12\n\ninput_only\x18\x04 \x01(\x08\"*\n\nInputFrame\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1c\n\nCloseInput\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"E\n\tOutputAck\x12(\n\x06stream\x18\x01 \x01(\x0e\x32\x18.innkeeper.v1.StreamKind\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\xcc\x01\n\x0e\x41ttachResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.innkeeper.v1.StreamsOpenedH\x00\x12+\n\x06output\x18\x02 \x01(\x0b\x32\x19.innkeeper.v1.OutputFrameH\x00\x12+\n\tinput_ack\x18\x03 \x01(\x0b\x32\x16.innkeeper.v1.InputAckH\x00\x12(\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatusH\x00\x42\x07\n\x05\x66rame\"7\n\rStreamsOpened\x12\x10\n\x08terminal\x18\x01 \x01(\x08\x12\x14\n\x0cstdin_offset\x18\x02 \x01(\x04\"b\n\x0bOutputFrame\x12(\n\x06stream\x18\x01 \x01(\x0e\x32\x18.innkeeper.v1.StreamKind\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x08\"\x1a\n\x08InputAck\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x32\xdc\x02\n\tProcesses\x12=\n\x04\x45xec\x12\x19.innkeeper.v1.ExecRequest\x1a\x1a.innkeeper.v1.ExecResponse\x12\x43\n\x06Signal\x12\x1b.innkeeper.v1.SignalRequest\x1a\x1c.innkeeper.v1.SignalResponse\x12=\n\x04Wait\x12\x19.innkeeper.v1.WaitRequest\x1a\x1a.innkeeper.v1.WaitResponse\x12\x43\n\x06Resize\x12\x1b.innkeeper.v1.ResizeRequest\x1a\x1c.innkeeper.v1.ResizeResponse\x12G\n\x06\x41ttach\x12\x1b.innkeeper.v1.AttachRequest\x1a\x1c.innkeeper.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinnkeeper/v1/processes.proto\x12\x0cinnkeeper.v1\x1a\x18innkeeper/v1/types.proto\"\xa6\x01\n\x0b\x45xecRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0f\n\x07process\x18\x03 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12,\n\x07streams\x18\x05 \x01(\x0b\x32\x1b.innkeeper.v1.StreamOptions\x12\x18\n\x10more_environment\x18\x06 \x03(\t\"\x1b\n\x0c\x45xecResponse\x12\x0b\n\x03pid\x18\x01 \x01(\x05\"o\n\rSignalRequest\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x15\n\rall_processes\x18\x03 \x01(\x08\x12\x0c\n\x04name\x18\x04 \x01(\t\"\x10\n\x0eSignalResponse\"S\n\x0bWaitRequest\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12\x19\n\x11stderr_tail_bytes\x18\x02 \x01(\r\"K\n\x0cWaitResponse\x12&\n\x04\x65xit\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatus\x12\x13\n\x0bstderr_tail\x18\x02 \x01(\x0c\"\xbb\x01\n\x0bLogsRequest\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x19\n\x11since_unix_micros\x18\x03 \x01(\x03\x12\x17\n\ntail_lines\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0ewithout_stdout\x18\x05 \x01(\x08\x12\x16\n\x0ewithout_stderr\x18\x06 \x01(\x08\x42\r\n\x0b_tail_lines\"n\n\x0cLogsResponse\x12(\n\x06stream\x18\x01 \x01(\x0e\x32\x18.innkeeper.v1.StreamKind\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x16\n\x0e\x61t_unix_micros\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\",\n\x14ListProcessesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"E\n\x15ListProcessesResponse\x12,\n\tprocesses\x18\x01 \x03(\x0b\x32\x19.innkeeper.v1.ProcessInfo\"\x9d\x02\n\x0bProcessInfo\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x15\n\rcontainer_pid\x18\x02 \x01(\x05\x12\x12\n\nparent_pid\x18\x03 \x01(\x05\x12)\n\x07process\x18\x04 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12\x0f\n\x07user_id\x18\x05 \x01(\r\x12\x0c\n\x04name\x18\x06 \x01(\t\x12\x11\n\targuments\x18\x07 \x03(\t\x12\r\n\x05state\x18\x08 \x01(\t\x12\x12\n\ncpu_micros\x18\t \x01(\x04\x12\x16\n\x0eresident_bytes\x18\n \x01(\x04\x12\x0f\n\x07threads\x18\x0b \x01(\r\x12\x1b\n\x13started_unix_micros\x18\x0c \x01(\x03\x12\x10\n\x08terminal\x18\r \x01(\r\"b\n\rResizeRequest\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12&\n\x04size\x18\x02 \x01(\x0b\x32\x18.innkeeper.v1.WindowSize\"\x10\n\x0eResizeResponse\"\xf3\x01\n\rAttachRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.innkeeper.v1.OpenStreamsH\x00\x12)\n\x05input\x18\x02 \x01(\x0b\x32\x18.innkeeper.v1.InputFrameH\x00\x12/\n\x0b\x63lose_input\x18\x03 \x01(\x0b\x32\x18.innkeeper.v1.CloseInputH\x00\x12*\n\x06resize\x18\x04 \x01(\x0b\x32\x18.innkeeper.v1.WindowSizeH\x00\x12&\n\x03\x61\x63k\x18\x05 \x01(\x0b\x32\x17.innkeeper.v1.OutputAckH\x00\x42\x07\n\x05\x66rame\"\xc6\x01\n\x0bOpenStreams\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.innkeeper.v1.ProcessRef\x12\x15\n\rstdout_offset\x18\x02 \x01(\x04\x12\x15\n\rstderr_offset\x18\x03 \x01(\x04\x12\x12\n\ninput_only\x18\x04 \x01(\x08\x12(\n\x05until\x18\x05 \x01(\x0e\x32\x19.innkeeper.v1.AttachUntil\x12\x10\n\x08may_miss\x18\x06 \x01(\x08\x12\x0e\n\x06reader\x18\x07 \x01(\t\"*\n\nInputFrame\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1c\n\nCloseInput\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"E\n\tOutputAck\x12(\n\x06stream\x18\x01 \x01(\x0e\x32\x18.innkeeper.v1.StreamKind\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\xf4\x01\n\x0e\x41ttachResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.innkeeper.v1.StreamsOpenedH\x00\x12+\n\x06output\x18\x02 \x01(\x0b\x32\x19.innkeeper.v1.OutputFrameH\x00\x12+\n\tinput_ack\x18\x03 \x01(\x0b\x32\x16.innkeeper.v1.InputAckH\x00\x12(\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatusH\x00\x12&\n\x03gap\x18\x05 \x01(\x0b\x32\x17.innkeeper.v1.OutputGapH\x00\x42\x07\n\x05\x66rame\"O\n\tOutputGap\x12(\n\x06stream\x18\x01 \x01(\x0e\x32\x18.innkeeper.v1.StreamKind\x12\x0c\n\x04\x66rom\x18\x02 \x01(\x04\x12\n\n\x02to\x18\x03 \x01(\x04\"7\n\rStreamsOpened\x12\x10\n\x08terminal\x18\x01 \x01(\x08\x12\x14\n\x0cstdin_offset\x18\x02 \x01(\x04\"b\n\x0bOutputFrame\x12(\n\x06stream\x18\x01 \x01(\x0e\x32\x18.innkeeper.v1.StreamKind\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x08\"\x1a\n\x08InputAck\x12\x0e\n\x06offset\x18\x01 \x01(\x04*X\n\x0b\x41ttachUntil\x12\x1c\n\x18\x41TTACH_UNTIL_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41TTACH_UNTIL_EXIT\x10\x01\x12\x14\n\x10\x41TTACH_UNTIL_END\x10\x02\x32\xee\x03\n\tProcesses\x12=\n\x04\x45xec\x12\x19.innkeeper.v1.ExecRequest\x1a\x1a.innkeeper.v1.ExecResponse\x12\x43\n\x06Signal\x12\x1b.innkeeper.v1.SignalRequest\x1a\x1c.innkeeper.v1.SignalResponse\x12=\n\x04Wait\x12\x19.innkeeper.v1.WaitRequest\x1a\x1a.innkeeper.v1.WaitResponse\x12\x43\n\x06Resize\x12\x1b.innkeeper.v1.ResizeRequest\x1a\x1c.innkeeper.v1.ResizeResponse\x12G\n\x06\x41ttach\x12\x1b.innkeeper.v1.AttachRequest\x1a\x1c.innkeeper.v1.AttachResponse(\x01\x30\x01\x12?\n\x04Logs\x12\x19.innkeeper.v1.LogsRequest\x1a\x1a.innkeeper.v1.LogsResponse0\x01\x12O\n\x04List\x12\".innkeeper.v1.ListProcessesRequest\x1a#.innkeeper.v1.ListProcessesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'innkeeper.v1.processes_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECREQUEST']._serialized_start=72
-  _globals['_EXECREQUEST']._serialized_end=166
-  _globals['_EXECRESPONSE']._serialized_start=168
-  _globals['_EXECRESPONSE']._serialized_end=195
-  _globals['_SIGNALREQUEST']._serialized_start=197
-  _globals['_SIGNALREQUEST']._serialized_end=294
-  _globals['_SIGNALRESPONSE']._serialized_start=296
-  _globals['_SIGNALRESPONSE']._serialized_end=312
-  _globals['_WAITREQUEST']._serialized_start=314
-  _globals['_WAITREQUEST']._serialized_end=370
-  _globals['_WAITRESPONSE']._serialized_start=372
-  _globals['_WAITRESPONSE']._serialized_end=426
-  _globals['_RESIZEREQUEST']._serialized_start=428
-  _globals['_RESIZEREQUEST']._serialized_end=526
-  _globals['_RESIZERESPONSE']._serialized_start=528
-  _globals['_RESIZERESPONSE']._serialized_end=544
-  _globals['_ATTACHREQUEST']._serialized_start=547
-  _globals['_ATTACHREQUEST']._serialized_end=790
-  _globals['_OPENSTREAMS']._serialized_start=792
-  _globals['_OPENSTREAMS']._serialized_end=914
-  _globals['_INPUTFRAME']._serialized_start=916
-  _globals['_INPUTFRAME']._serialized_end=958
-  _globals['_CLOSEINPUT']._serialized_start=960
-  _globals['_CLOSEINPUT']._serialized_end=988
-  _globals['_OUTPUTACK']._serialized_start=990
-  _globals['_OUTPUTACK']._serialized_end=1059
-  _globals['_ATTACHRESPONSE']._serialized_start=1062
-  _globals['_ATTACHRESPONSE']._serialized_end=1266
-  _globals['_STREAMSOPENED']._serialized_start=1268
-  _globals['_STREAMSOPENED']._serialized_end=1323
-  _globals['_OUTPUTFRAME']._serialized_start=1325
-  _globals['_OUTPUTFRAME']._serialized_end=1423
-  _globals['_INPUTACK']._serialized_start=1425
-  _globals['_INPUTACK']._serialized_end=1451
-  _globals['_PROCESSES']._serialized_start=1454
-  _globals['_PROCESSES']._serialized_end=1802
+  _globals['_ATTACHUNTIL']._serialized_start=2493
+  _globals['_ATTACHUNTIL']._serialized_end=2581
+  _globals['_EXECREQUEST']._serialized_start=73
+  _globals['_EXECREQUEST']._serialized_end=239
+  _globals['_EXECRESPONSE']._serialized_start=241
+  _globals['_EXECRESPONSE']._serialized_end=268
+  _globals['_SIGNALREQUEST']._serialized_start=270
+  _globals['_SIGNALREQUEST']._serialized_end=381
+  _globals['_SIGNALRESPONSE']._serialized_start=383
+  _globals['_SIGNALRESPONSE']._serialized_end=399
+  _globals['_WAITREQUEST']._serialized_start=401
+  _globals['_WAITREQUEST']._serialized_end=484
+  _globals['_WAITRESPONSE']._serialized_start=486
+  _globals['_WAITRESPONSE']._serialized_end=561
+  _globals['_LOGSREQUEST']._serialized_start=564
+  _globals['_LOGSREQUEST']._serialized_end=751
+  _globals['_LOGSRESPONSE']._serialized_start=753
+  _globals['_LOGSRESPONSE']._serialized_end=863
+  _globals['_LISTPROCESSESREQUEST']._serialized_start=865
+  _globals['_LISTPROCESSESREQUEST']._serialized_end=909
+  _globals['_LISTPROCESSESRESPONSE']._serialized_start=911
+  _globals['_LISTPROCESSESRESPONSE']._serialized_end=980
+  _globals['_PROCESSINFO']._serialized_start=983
+  _globals['_PROCESSINFO']._serialized_end=1268
+  _globals['_RESIZEREQUEST']._serialized_start=1270
+  _globals['_RESIZEREQUEST']._serialized_end=1368
+  _globals['_RESIZERESPONSE']._serialized_start=1370
+  _globals['_RESIZERESPONSE']._serialized_end=1386
+  _globals['_ATTACHREQUEST']._serialized_start=1389
+  _globals['_ATTACHREQUEST']._serialized_end=1632
+  _globals['_OPENSTREAMS']._serialized_start=1635
+  _globals['_OPENSTREAMS']._serialized_end=1833
+  _globals['_INPUTFRAME']._serialized_start=1835
+  _globals['_INPUTFRAME']._serialized_end=1877
+  _globals['_CLOSEINPUT']._serialized_start=1879
+  _globals['_CLOSEINPUT']._serialized_end=1907
+  _globals['_OUTPUTACK']._serialized_start=1909
+  _globals['_OUTPUTACK']._serialized_end=1978
+  _globals['_ATTACHRESPONSE']._serialized_start=1981
+  _globals['_ATTACHRESPONSE']._serialized_end=2225
+  _globals['_OUTPUTGAP']._serialized_start=2227
+  _globals['_OUTPUTGAP']._serialized_end=2306
+  _globals['_STREAMSOPENED']._serialized_start=2308
+  _globals['_STREAMSOPENED']._serialized_end=2363
+  _globals['_OUTPUTFRAME']._serialized_start=2365
+  _globals['_OUTPUTFRAME']._serialized_end=2463
+  _globals['_INPUTACK']._serialized_start=2465
+  _globals['_INPUTACK']._serialized_end=2491
+  _globals['_PROCESSES']._serialized_start=2584
+  _globals['_PROCESSES']._serialized_end=3078
 # @@protoc_insertion_point(module_scope)

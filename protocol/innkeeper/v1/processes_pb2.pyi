@@ -3,8 +3,11 @@
 isort:skip_file
 Processes in containers, and their streams."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from innkeeper.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -17,6 +20,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AttachUntil:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AttachUntilEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttachUntil.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ATTACH_UNTIL_UNSPECIFIED: _AttachUntil.ValueType  # 0
+    """Means ATTACH_UNTIL_EXIT."""
+    ATTACH_UNTIL_EXIT: _AttachUntil.ValueType  # 1
+    """After all that was written until the process ended."""
+    ATTACH_UNTIL_END: _AttachUntil.ValueType  # 2
+    """When each output stream has come to its end."""
+
+class AttachUntil(_AttachUntil, metaclass=_AttachUntilEnumTypeWrapper):
+    """When an Attach ends."""
+
+ATTACH_UNTIL_UNSPECIFIED: AttachUntil.ValueType  # 0
+"""Means ATTACH_UNTIL_EXIT."""
+ATTACH_UNTIL_EXIT: AttachUntil.ValueType  # 1
+"""After all that was written until the process ended."""
+ATTACH_UNTIL_END: AttachUntil.ValueType  # 2
+"""When each output stream has come to its end."""
+Global___AttachUntil: _TypeAlias = AttachUntil  # noqa: Y015
+
 @_typing.final
 class ExecRequest(_message.Message):
     """Processes.Exec."""
@@ -27,14 +54,28 @@ class ExecRequest(_message.Message):
     EXEC_ID_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    MORE_ENVIRONMENT_FIELD_NUMBER: _builtins.int
     container_id: _builtins.str
     """The container."""
     exec_id: _builtins.str
     """Id of the new process, unique in the container."""
     process: _builtins.bytes
-    """OCI's "process" object as JSON; what is absent is as the container's own."""
+    """OCI's "process" object as JSON; what is absent is as the container's own. A
+    `user.username` is looked up in the container's own passwd and group.
+    """
     timeout_seconds: _builtins.float
     """Seconds; 0 means 30."""
+    @_builtins.property
+    def streams(self) -> _types_pb2.StreamOptions:
+        """How its output is kept; absent: as is usual."""
+
+    @_builtins.property
+    def more_environment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"NAME=value" each: added to the environment that `process` has or inherits, in place of
+        variables of that name.
+        """
+
     def __init__(
         self,
         *,
@@ -42,10 +83,12 @@ class ExecRequest(_message.Message):
         exec_id: _builtins.str = ...,
         process: _builtins.bytes = ...,
         timeout_seconds: _builtins.float = ...,
+        streams: _types_pb2.StreamOptions | None = ...,
+        more_environment: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["streams", b"streams"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "exec_id", b"exec_id", "process", b"process", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "exec_id", b"exec_id", "more_environment", b"more_environment", "process", b"process", "streams", b"streams", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -82,10 +125,13 @@ class SignalRequest(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     SIGNAL_FIELD_NUMBER: _builtins.int
     ALL_PROCESSES_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     signal: _builtins.int
-    """The signal's number, 1 to 64."""
+    """The signal's number, 1 to 64; or `name`."""
     all_processes: _builtins.bool
     """To every process of the container."""
+    name: _builtins.str
+    """The signal's name: "TERM", "SIGTERM", "RTMIN+3"; capitals or not."""
     @_builtins.property
     def process(self) -> _types_pb2.ProcessRef:
         """Which process."""
@@ -96,10 +142,11 @@ class SignalRequest(_message.Message):
         process: _types_pb2.ProcessRef | None = ...,
         signal: _builtins.int = ...,
         all_processes: _builtins.bool = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_processes", b"all_processes", "process", b"process", "signal", b"signal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_processes", b"all_processes", "name", b"name", "process", b"process", "signal", b"signal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,6 +176,11 @@ class WaitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROCESS_FIELD_NUMBER: _builtins.int
+    STDERR_TAIL_BYTES_FIELD_NUMBER: _builtins.int
+    stderr_tail_bytes: _builtins.int
+    """So many bytes from the end of its standard error (of a terminal's output) come with the
+    answer, as far as they are kept; at most 65,536.
+    """
     @_builtins.property
     def process(self) -> _types_pb2.ProcessRef:
         """Which process."""
@@ -137,10 +189,11 @@ class WaitRequest(_message.Message):
         self,
         *,
         process: _types_pb2.ProcessRef | None = ...,
+        stderr_tail_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["process", b"process", "stderr_tail_bytes", b"stderr_tail_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,6 +206,9 @@ class WaitResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EXIT_FIELD_NUMBER: _builtins.int
+    STDERR_TAIL_FIELD_NUMBER: _builtins.int
+    stderr_tail: _builtins.bytes
+    """As asked for; empty when nothing of it is kept."""
     @_builtins.property
     def exit(self) -> _types_pb2.ExitStatus:
         """How it ended."""
@@ -161,14 +217,217 @@ class WaitResponse(_message.Message):
         self,
         *,
         exit: _types_pb2.ExitStatus | None = ...,
+        stderr_tail: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "stderr_tail", b"stderr_tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WaitResponse: _TypeAlias = WaitResponse  # noqa: Y015
+
+@_typing.final
+class LogsRequest(_message.Message):
+    """Processes.Logs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_MICROS_FIELD_NUMBER: _builtins.int
+    TAIL_LINES_FIELD_NUMBER: _builtins.int
+    WITHOUT_STDOUT_FIELD_NUMBER: _builtins.int
+    WITHOUT_STDERR_FIELD_NUMBER: _builtins.int
+    follow: _builtins.bool
+    """Go on with what comes, until the process has ended."""
+    since_unix_micros: _builtins.int
+    """Only what was written at or after this time, in microseconds since 1970 (guest clock)."""
+    tail_lines: _builtins.int
+    """Begin with the last so many lines of all; absent: with the first that is kept."""
+    without_stdout: _builtins.bool
+    """Leave standard output out."""
+    without_stderr: _builtins.bool
+    """Leave standard error out."""
+    @_builtins.property
+    def process(self) -> _types_pb2.ProcessRef:
+        """Which process."""
+
+    def __init__(
+        self,
+        *,
+        process: _types_pb2.ProcessRef | None = ...,
+        follow: _builtins.bool = ...,
+        since_unix_micros: _builtins.int = ...,
+        tail_lines: _builtins.int | None = ...,
+        without_stdout: _builtins.bool = ...,
+        without_stderr: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tail_lines", b"_tail_lines", "process", b"process", "tail_lines", b"tail_lines"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tail_lines", b"_tail_lines", "follow", b"follow", "process", b"process", "since_unix_micros", b"since_unix_micros", "tail_lines", b"tail_lines", "without_stderr", b"without_stderr", "without_stdout", b"without_stdout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tail_lines: _TypeAlias = _typing.Literal["tail_lines"]  # noqa: Y015
+    _WhichOneofArgType__tail_lines: _TypeAlias = _typing.Literal["_tail_lines", b"_tail_lines"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tail_lines) -> _WhichOneofReturnType__tail_lines | None: ...
+
+Global___LogsRequest: _TypeAlias = LogsRequest  # noqa: Y015
+
+@_typing.final
+class LogsResponse(_message.Message):
+    """A piece of a process's log, as it was written: lines may be cut anywhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    AT_UNIX_MICROS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    stream: _types_pb2.StreamKind.ValueType
+    """Which stream."""
+    offset: _builtins.int
+    """Absolute offset of the first byte in that stream."""
+    at_unix_micros: _builtins.int
+    """When the agent took it from the process, in microseconds since 1970 (guest clock)."""
+    data: _builtins.bytes
+    """The bytes."""
+    def __init__(
+        self,
+        *,
+        stream: _types_pb2.StreamKind.ValueType = ...,
+        offset: _builtins.int = ...,
+        at_unix_micros: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_micros", b"at_unix_micros", "data", b"data", "offset", b"offset", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogsResponse: _TypeAlias = LogsResponse  # noqa: Y015
+
+@_typing.final
+class ListProcessesRequest(_message.Message):
+    """Processes.List."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTAINER_ID_FIELD_NUMBER: _builtins.int
+    container_id: _builtins.str
+    """The container."""
+    def __init__(
+        self,
+        *,
+        container_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProcessesRequest: _TypeAlias = ListProcessesRequest  # noqa: Y015
+
+@_typing.final
+class ListProcessesResponse(_message.Message):
+    """Processes.List's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessInfo]:
+        """By pid; those that ended while we looked are left out."""
+
+    def __init__(
+        self,
+        *,
+        processes: _abc.Iterable[Global___ProcessInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["processes", b"processes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProcessesResponse: _TypeAlias = ListProcessesResponse  # noqa: Y015
+
+@_typing.final
+class ProcessInfo(_message.Message):
+    """One process, from /proc (proc_pid_stat(5), proc_pid_status(5))."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    CONTAINER_PID_FIELD_NUMBER: _builtins.int
+    PARENT_PID_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CPU_MICROS_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    STARTED_UNIX_MICROS_FIELD_NUMBER: _builtins.int
+    TERMINAL_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Process id in the guest."""
+    container_pid: _builtins.int
+    """Process id in the container's own namespace."""
+    parent_pid: _builtins.int
+    """Its parent's, in the guest."""
+    user_id: _builtins.int
+    """Effective user id, as the guest sees it."""
+    name: _builtins.str
+    """The program's name as the kernel has it, made printable."""
+    state: _builtins.str
+    """"R", "S", "D", "T", "Z" and so on."""
+    cpu_micros: _builtins.int
+    """CPU time, in microseconds."""
+    resident_bytes: _builtins.int
+    """Resident memory, in bytes."""
+    threads: _builtins.int
+    """Threads."""
+    started_unix_micros: _builtins.int
+    """When it was started, in microseconds since 1970 (guest clock)."""
+    terminal: _builtins.int
+    """Its terminal's device number as the kernel packs it (tty_nr of proc_pid_stat(5)); 0
+    without one.
+    """
+    @_builtins.property
+    def process(self) -> _types_pb2.ProcessRef:
+        """Set for those that the agent started: the container's first one, and those of Exec."""
+
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its arguments, made printable; at most 4,096 bytes in all. Empty for zombies."""
+
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        container_pid: _builtins.int = ...,
+        parent_pid: _builtins.int = ...,
+        process: _types_pb2.ProcessRef | None = ...,
+        user_id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        arguments: _abc.Iterable[_builtins.str] | None = ...,
+        state: _builtins.str = ...,
+        cpu_micros: _builtins.int = ...,
+        resident_bytes: _builtins.int = ...,
+        threads: _builtins.int = ...,
+        started_unix_micros: _builtins.int = ...,
+        terminal: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "container_pid", b"container_pid", "cpu_micros", b"cpu_micros", "name", b"name", "parent_pid", b"parent_pid", "pid", b"pid", "process", b"process", "resident_bytes", b"resident_bytes", "started_unix_micros", b"started_unix_micros", "state", b"state", "terminal", b"terminal", "threads", b"threads", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessInfo: _TypeAlias = ProcessInfo  # noqa: Y015
 
 @_typing.final
 class ResizeRequest(_message.Message):
@@ -277,12 +536,28 @@ class OpenStreams(_message.Message):
     STDOUT_OFFSET_FIELD_NUMBER: _builtins.int
     STDERR_OFFSET_FIELD_NUMBER: _builtins.int
     INPUT_ONLY_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    MAY_MISS_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     stdout_offset: _builtins.int
     """First byte of standard output wanted."""
     stderr_offset: _builtins.int
     """First byte of standard error wanted."""
     input_only: _builtins.bool
     """Send no output: only input goes."""
+    until: Global___AttachUntil.ValueType
+    """When the call ends."""
+    may_miss: _builtins.bool
+    """Never hold the process up for this reader: when it falls behind by more than the buffer,
+    it gets a `gap`. Readers with and without may be mixed.
+    """
+    reader: _builtins.str
+    """A name for this reader, which it keeps over all its connections (an id, such as a random one). When
+    the connection of a reader with a name breaks, its place is kept for 60 s, over a restart
+    of the agent too: what it has not had stays, and the process waits for it (WHEN_FULL_WAIT).
+    A new call by the same name takes the place, also while the old call is not over yet.
+    Without a name a reader is gone with its connection.
+    """
     @_builtins.property
     def process(self) -> _types_pb2.ProcessRef:
         """Which process."""
@@ -294,10 +569,13 @@ class OpenStreams(_message.Message):
         stdout_offset: _builtins.int = ...,
         stderr_offset: _builtins.int = ...,
         input_only: _builtins.bool = ...,
+        until: Global___AttachUntil.ValueType = ...,
+        may_miss: _builtins.bool = ...,
+        reader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_only", b"input_only", "process", b"process", "stderr_offset", b"stderr_offset", "stdout_offset", b"stdout_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_only", b"input_only", "may_miss", b"may_miss", "process", b"process", "reader", b"reader", "stderr_offset", b"stderr_offset", "stdout_offset", b"stdout_offset", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -389,6 +667,7 @@ class AttachResponse(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     INPUT_ACK_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___StreamsOpened:
         """First frame: the streams are open."""
@@ -403,7 +682,11 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def exit(self) -> _types_pb2.ExitStatus:
-        """The process's end; the last frame."""
+        """The process's end; see Attach."""
+
+    @_builtins.property
+    def gap(self) -> Global___OutputGap:
+        """Output that this reader will not get."""
 
     def __init__(
         self,
@@ -412,16 +695,44 @@ class AttachResponse(_message.Message):
         output: Global___OutputFrame | None = ...,
         input_ack: Global___InputAck | None = ...,
         exit: _types_pb2.ExitStatus | None = ...,
+        gap: Global___OutputGap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "frame", b"frame", "input_ack", b"input_ack", "opened", b"opened", "output", b"output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "frame", b"frame", "gap", b"gap", "input_ack", b"input_ack", "opened", b"opened", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "frame", b"frame", "input_ack", b"input_ack", "opened", b"opened", "output", b"output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "frame", b"frame", "gap", b"gap", "input_ack", b"input_ack", "opened", b"opened", "output", b"output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "output", "input_ack", "exit"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "output", "input_ack", "exit", "gap"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class OutputGap(_message.Message):
+    """Bytes of a stream that were dropped before this reader had them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    stream: _types_pb2.StreamKind.ValueType
+    """Which stream."""
+    to: _builtins.int
+    """First byte that is there again."""
+    def __init__(
+        self,
+        *,
+        stream: _types_pb2.StreamKind.ValueType = ...,
+        to: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "stream", b"stream", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputGap: _TypeAlias = OutputGap  # noqa: Y015
 
 @_typing.final
 class StreamsOpened(_message.Message):

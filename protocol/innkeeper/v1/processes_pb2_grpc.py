@@ -60,6 +60,16 @@ class ProcessesStub:
                 request_serializer=innkeeper_dot_v1_dot_processes__pb2.AttachRequest.SerializeToString,
                 response_deserializer=innkeeper_dot_v1_dot_processes__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.Logs = channel.unary_stream(
+                '/innkeeper.v1.Processes/Logs',
+                request_serializer=innkeeper_dot_v1_dot_processes__pb2.LogsRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_processes__pb2.LogsResponse.FromString,
+                _registered_method=True)
+        self.List = channel.unary_unary(
+                '/innkeeper.v1.Processes/List',
+                request_serializer=innkeeper_dot_v1_dot_processes__pb2.ListProcessesRequest.SerializeToString,
+                response_deserializer=innkeeper_dot_v1_dot_processes__pb2.ListProcessesResponse.FromString,
+                _registered_method=True)
 
 
 class ProcessesServicer:
@@ -74,7 +84,8 @@ class ProcessesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Signal(self, request, context):
-        """Sends a signal to one process or to all of a container.
+        """Sends a signal to one process or to all of a container. A paused container gets it, and
+        handles it when it is resumed; only SIGKILL takes effect at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,7 +93,8 @@ class ProcessesServicer:
 
     def Wait(self, request, context):
         """Waits for the end. Any number of callers, at any time; the status can be
-        had for 60 s after the container's removal.
+        had for 60 s after the container's removal. A child that keeps the output open holds
+        nobody up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,10 +111,26 @@ class ProcessesServicer:
         """A process's streams. The first frame is `open`. Output frames carry the
         absolute offset of their first byte, so a host that lost its connection
         opens again at the offsets it has and misses and repeats nothing; offsets
-        that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). Each output
-        stream ends with a frame whose `end` is set; after the last of them comes
-        `exit`, and the call is over. Closing one's half is not the end of the
-        process's input: that is `close_input`.
+        that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). `exit` comes after all
+        that was written until the process ended. With UNTIL_EXIT it is the last frame. With
+        UNTIL_END the call goes on until each stream has come to its own end (`end` of its last
+        frame), which a child left behind may hold off until the container is removed. Closing
+        one's half is not the end of the process's input: that is `close_input`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Logs(self, request, context):
+        """What a process has written, from its log (StreamOptions.log): also after its end, until
+        its container is removed. FAILED_PRECONDITION (NO_LOG) without one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def List(self, request, context):
+        """Every process of a container, as the kernel shows them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +163,16 @@ def add_ProcessesServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=innkeeper_dot_v1_dot_processes__pb2.AttachRequest.FromString,
                     response_serializer=innkeeper_dot_v1_dot_processes__pb2.AttachResponse.SerializeToString,
+            ),
+            'Logs': grpc.unary_stream_rpc_method_handler(
+                    servicer.Logs,
+                    request_deserializer=innkeeper_dot_v1_dot_processes__pb2.LogsRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_processes__pb2.LogsResponse.SerializeToString,
+            ),
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=innkeeper_dot_v1_dot_processes__pb2.ListProcessesRequest.FromString,
+                    response_serializer=innkeeper_dot_v1_dot_processes__pb2.ListProcessesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -273,6 +311,60 @@ class Processes:
             '/innkeeper.v1.Processes/Attach',
             innkeeper_dot_v1_dot_processes__pb2.AttachRequest.SerializeToString,
             innkeeper_dot_v1_dot_processes__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Logs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/innkeeper.v1.Processes/Logs',
+            innkeeper_dot_v1_dot_processes__pb2.LogsRequest.SerializeToString,
+            innkeeper_dot_v1_dot_processes__pb2.LogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/innkeeper.v1.Processes/List',
+            innkeeper_dot_v1_dot_processes__pb2.ListProcessesRequest.SerializeToString,
+            innkeeper_dot_v1_dot_processes__pb2.ListProcessesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,10 +36,13 @@ class ProcessesStub:
     Exec: _grpc.UnaryUnaryMultiCallable[_processes_pb2.ExecRequest, _processes_pb2.ExecResponse]
     """Runs another process in a running container."""
     Signal: _grpc.UnaryUnaryMultiCallable[_processes_pb2.SignalRequest, _processes_pb2.SignalResponse]
-    """Sends a signal to one process or to all of a container."""
+    """Sends a signal to one process or to all of a container. A paused container gets it, and
+    handles it when it is resumed; only SIGKILL takes effect at once.
+    """
     Wait: _grpc.UnaryUnaryMultiCallable[_processes_pb2.WaitRequest, _processes_pb2.WaitResponse]
     """Waits for the end. Any number of callers, at any time; the status can be
-    had for 60 s after the container's removal.
+    had for 60 s after the container's removal. A child that keeps the output open holds
+    nobody up.
     """
     Resize: _grpc.UnaryUnaryMultiCallable[_processes_pb2.ResizeRequest, _processes_pb2.ResizeResponse]
     """Sets the terminal's size; FAILED_PRECONDITION (NO_TERMINAL) without one."""
@@ -47,11 +50,18 @@ class ProcessesStub:
     """A process's streams. The first frame is `open`. Output frames carry the
     absolute offset of their first byte, so a host that lost its connection
     opens again at the offsets it has and misses and repeats nothing; offsets
-    that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). Each output
-    stream ends with a frame whose `end` is set; after the last of them comes
-    `exit`, and the call is over. Closing one's half is not the end of the
-    process's input: that is `close_input`.
+    that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). `exit` comes after all
+    that was written until the process ended. With UNTIL_EXIT it is the last frame. With
+    UNTIL_END the call goes on until each stream has come to its own end (`end` of its last
+    frame), which a child left behind may hold off until the container is removed. Closing
+    one's half is not the end of the process's input: that is `close_input`.
     """
+    Logs: _grpc.UnaryStreamMultiCallable[_processes_pb2.LogsRequest, _processes_pb2.LogsResponse]
+    """What a process has written, from its log (StreamOptions.log): also after its end, until
+    its container is removed. FAILED_PRECONDITION (NO_LOG) without one.
+    """
+    List: _grpc.UnaryUnaryMultiCallable[_processes_pb2.ListProcessesRequest, _processes_pb2.ListProcessesResponse]
+    """Every process of a container, as the kernel shows them."""
 
 @_typing.type_check_only
 class ProcessesAsyncStub(ProcessesStub):
@@ -61,10 +71,13 @@ class ProcessesAsyncStub(ProcessesStub):
     Exec: _aio.UnaryUnaryMultiCallable[_processes_pb2.ExecRequest, _processes_pb2.ExecResponse]  # type: ignore[assignment]
     """Runs another process in a running container."""
     Signal: _aio.UnaryUnaryMultiCallable[_processes_pb2.SignalRequest, _processes_pb2.SignalResponse]  # type: ignore[assignment]
-    """Sends a signal to one process or to all of a container."""
+    """Sends a signal to one process or to all of a container. A paused container gets it, and
+    handles it when it is resumed; only SIGKILL takes effect at once.
+    """
     Wait: _aio.UnaryUnaryMultiCallable[_processes_pb2.WaitRequest, _processes_pb2.WaitResponse]  # type: ignore[assignment]
     """Waits for the end. Any number of callers, at any time; the status can be
-    had for 60 s after the container's removal.
+    had for 60 s after the container's removal. A child that keeps the output open holds
+    nobody up.
     """
     Resize: _aio.UnaryUnaryMultiCallable[_processes_pb2.ResizeRequest, _processes_pb2.ResizeResponse]  # type: ignore[assignment]
     """Sets the terminal's size; FAILED_PRECONDITION (NO_TERMINAL) without one."""
@@ -72,11 +85,18 @@ class ProcessesAsyncStub(ProcessesStub):
     """A process's streams. The first frame is `open`. Output frames carry the
     absolute offset of their first byte, so a host that lost its connection
     opens again at the offsets it has and misses and repeats nothing; offsets
-    that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). Each output
-    stream ends with a frame whose `end` is set; after the last of them comes
-    `exit`, and the call is over. Closing one's half is not the end of the
-    process's input: that is `close_input`.
+    that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). `exit` comes after all
+    that was written until the process ended. With UNTIL_EXIT it is the last frame. With
+    UNTIL_END the call goes on until each stream has come to its own end (`end` of its last
+    frame), which a child left behind may hold off until the container is removed. Closing
+    one's half is not the end of the process's input: that is `close_input`.
     """
+    Logs: _aio.UnaryStreamMultiCallable[_processes_pb2.LogsRequest, _processes_pb2.LogsResponse]  # type: ignore[assignment]
+    """What a process has written, from its log (StreamOptions.log): also after its end, until
+    its container is removed. FAILED_PRECONDITION (NO_LOG) without one.
+    """
+    List: _aio.UnaryUnaryMultiCallable[_processes_pb2.ListProcessesRequest, _processes_pb2.ListProcessesResponse]  # type: ignore[assignment]
+    """Every process of a container, as the kernel shows them."""
 
 class ProcessesServicer(metaclass=_abc_1.ABCMeta):
     """Processes: a container's first one, and those that Exec adds."""
@@ -95,7 +115,9 @@ class ProcessesServicer(metaclass=_abc_1.ABCMeta):
         request: _processes_pb2.SignalRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_processes_pb2.SignalResponse, _abc.Awaitable[_processes_pb2.SignalResponse]]:
-        """Sends a signal to one process or to all of a container."""
+        """Sends a signal to one process or to all of a container. A paused container gets it, and
+        handles it when it is resumed; only SIGKILL takes effect at once.
+        """
 
     @_abc_1.abstractmethod
     def Wait(
@@ -104,7 +126,8 @@ class ProcessesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_processes_pb2.WaitResponse, _abc.Awaitable[_processes_pb2.WaitResponse]]:
         """Waits for the end. Any number of callers, at any time; the status can be
-        had for 60 s after the container's removal.
+        had for 60 s after the container's removal. A child that keeps the output open holds
+        nobody up.
         """
 
     @_abc_1.abstractmethod
@@ -124,10 +147,29 @@ class ProcessesServicer(metaclass=_abc_1.ABCMeta):
         """A process's streams. The first frame is `open`. Output frames carry the
         absolute offset of their first byte, so a host that lost its connection
         opens again at the offsets it has and misses and repeats nothing; offsets
-        that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). Each output
-        stream ends with a frame whose `end` is set; after the last of them comes
-        `exit`, and the call is over. Closing one's half is not the end of the
-        process's input: that is `close_input`.
+        that are no longer kept are OUT_OF_RANGE (OFFSET_NOT_KEPT). `exit` comes after all
+        that was written until the process ended. With UNTIL_EXIT it is the last frame. With
+        UNTIL_END the call goes on until each stream has come to its own end (`end` of its last
+        frame), which a child left behind may hold off until the container is removed. Closing
+        one's half is not the end of the process's input: that is `close_input`.
         """
+
+    @_abc_1.abstractmethod
+    def Logs(
+        self,
+        request: _processes_pb2.LogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_processes_pb2.LogsResponse], _abc.AsyncIterator[_processes_pb2.LogsResponse]]:
+        """What a process has written, from its log (StreamOptions.log): also after its end, until
+        its container is removed. FAILED_PRECONDITION (NO_LOG) without one.
+        """
+
+    @_abc_1.abstractmethod
+    def List(
+        self,
+        request: _processes_pb2.ListProcessesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_processes_pb2.ListProcessesResponse, _abc.Awaitable[_processes_pb2.ListProcessesResponse]]:
+        """Every process of a container, as the kernel shows them."""
 
 def add_ProcessesServicer_to_server(servicer: ProcessesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

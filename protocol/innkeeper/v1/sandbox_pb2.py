@@ -22,62 +22,69 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from innkeeper.v1 import network_pb2 as innkeeper_dot_v1_dot_network__pb2
 from innkeeper.v1 import types_pb2 as innkeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainnkeeper/v1/sandbox.proto\x12\x0cinnkeeper.v1\x1a\x18innkeeper/v1/types.proto\"4\n\x14\x43reateSandboxRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\"\x17\n\x15\x43reateSandboxResponse\"0\n\x15\x44\x65stroySandboxRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\"+\n\x16\x44\x65stroySandboxResponse\x12\x11\n\tleftovers\x18\x01 \x03(\t\"\x18\n\x16\x44\x65scribeSandboxRequest\"\xe1\x02\n\x17\x44\x65scribeSandboxResponse\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12\x0e\n\x06kernel\x18\x03 \x01(\t\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\x12$\n\x06limits\x18\x06 \x01(\x0b\x32\x14.innkeeper.v1.Limits\x12,\n\x0b\x62oot_phases\x18\x07 \x03(\x0b\x32\x17.innkeeper.v1.BootPhase\x12\x12\n\nsandbox_id\x18\x08 \x01(\t\x12\x16\n\x0e\x61gent_restarts\x18\t \x01(\r\x12\x19\n\x11init_command_line\x18\n \x03(\t\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x11\n\tagent_pid\x18\x0c \x01(\x05\x12+\n\x06memory\x18\r \x03(\x0b\x32\x1b.innkeeper.v1.ProcessMemory\"E\n\rProcessMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08resident\x18\x02 \x01(\x04\x12\x14\n\x0cproportional\x18\x03 \x01(\x04\"\x82\x01\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\x04\x12\x1b\n\x13stream_window_bytes\x18\x02 \x01(\x04\x12\x12\n\nevent_ring\x18\x03 \x01(\x04\x12\x0f\n\x07objects\x18\x04 \x01(\x04\x12\x1f\n\x17processes_per_container\x18\x05 \x01(\x04\",\n\tBootPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tat_micros\x18\x02 \x01(\x04\"7\n\x0eSetTimeRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x05\"&\n\x0fSetTimeResponse\x12\x13\n\x0bjump_micros\x18\x01 \x01(\x03\"\"\n\x12SeedEntropyRequest\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x15\n\x13SeedEntropyResponse\"\xe5\x01\n\x16OnlineResourcesRequest\x12\x11\n\x04\x63pus\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmore_cpus\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x06memory\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x18\n\x0bmore_memory\x18\x07 \x01(\x04H\x03\x88\x01\x01\x12\x15\n\rallow_offline\x18\x08 \x01(\x08\x12\x0f\n\x07movable\x18\t \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\x42\x07\n\x05_cpusB\x0c\n\n_more_cpusB\t\n\x07_memoryB\x0e\n\x0c_more_memory\"\xc3\x01\n\x17OnlineResourcesResponse\x12\x13\n\x0b\x63pus_online\x18\x01 \x03(\r\x12\x15\n\rmemory_online\x18\x02 \x01(\x04\x12\x12\n\ncpus_added\x18\x03 \x03(\r\x12\x14\n\x0c\x63pus_removed\x18\x04 \x03(\r\x12\x14\n\x0c\x62locks_added\x18\x05 \x03(\r\x12\x16\n\x0e\x62locks_removed\x18\x06 \x03(\r\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07refused\x18\x08 \x03(\t\"&\n\x0cWatchRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x04\"\xf4\x01\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x16\n\x0e\x61t_unix_micros\x18\x02 \x01(\x03\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.innkeeper.v1.EventKind\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x31\n\x07\x64\x65tails\x18\x05 \x03(\x0b\x32 .innkeeper.v1.Event.DetailsEntry\x12&\n\x04\x65xit\x18\x06 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatus\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0fShutdownRequest\x12,\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1c.innkeeper.v1.ShutdownAction\"\x12\n\x10ShutdownResponse*\xc3\x05\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45VENT_KIND_DEVICE_ATTACHED\x10\x01\x12\x1a\n\x16\x45VENT_KIND_DEVICE_GONE\x10\x02\x12\x1f\n\x1b\x45VENT_KIND_STORAGE_ATTACHED\x10\x03\x12\x1b\n\x17\x45VENT_KIND_STORAGE_GONE\x10\x04\x12 \n\x1c\x45VENT_KIND_CONTAINER_CREATED\x10\x05\x12 \n\x1c\x45VENT_KIND_CONTAINER_STARTED\x10\x06\x12\x1d\n\x19\x45VENT_KIND_PROCESS_EXITED\x10\x07\x12 \n\x1c\x45VENT_KIND_CONTAINER_REMOVED\x10\x08\x12\x1c\n\x18\x45VENT_KIND_OUT_OF_MEMORY\x10\t\x12\x1e\n\x1a\x45VENT_KIND_MEMORY_PRESSURE\x10\n\x12\x1e\n\x1a\x45VENT_KIND_AGENT_RESTARTED\x10\x0b\x12\x18\n\x14\x45VENT_KIND_CLOCK_SET\x10\x0c\x12\x1d\n\x19\x45VENT_KIND_HEALTH_CHANGED\x10\r\x12\"\n\x1e\x45VENT_KIND_DEVICE_RECONFIGURED\x10\x0e\x12 \n\x1c\x45VENT_KIND_RESOURCES_CHANGED\x10\x0f\x12\x1d\n\x19\x45VENT_KIND_STORAGE_FROZEN\x10\x10\x12\x1d\n\x19\x45VENT_KIND_STORAGE_THAWED\x10\x11\x12 \n\x1c\x45VENT_KIND_STORAGE_REFRESHED\x10\x12\x12 \n\x1c\x45VENT_KIND_INTERFACE_CHANGED\x10\x13\x12\x1e\n\x1a\x45VENT_KIND_ADDRESS_CHANGED\x10\x14\x12\x1c\n\x18\x45VENT_KIND_ROUTE_CHANGED\x10\x15*l\n\x0eShutdownAction\x12\x1f\n\x1bSHUTDOWN_ACTION_UNSPECIFIED\x10\x00\x12\x1d\n\x19SHUTDOWN_ACTION_POWER_OFF\x10\x01\x12\x1a\n\x16SHUTDOWN_ACTION_REBOOT\x10\x02\x32\x8e\x05\n\x07Sandbox\x12Q\n\x06\x43reate\x12\".innkeeper.v1.CreateSandboxRequest\x1a#.innkeeper.v1.CreateSandboxResponse\x12T\n\x07\x44\x65stroy\x12#.innkeeper.v1.DestroySandboxRequest\x1a$.innkeeper.v1.DestroySandboxResponse\x12W\n\x08\x44\x65scribe\x12$.innkeeper.v1.DescribeSandboxRequest\x1a%.innkeeper.v1.DescribeSandboxResponse\x12\x46\n\x07SetTime\x12\x1c.innkeeper.v1.SetTimeRequest\x1a\x1d.innkeeper.v1.SetTimeResponse\x12R\n\x0bSeedEntropy\x12 .innkeeper.v1.SeedEntropyRequest\x1a!.innkeeper.v1.SeedEntropyResponse\x12^\n\x0fOnlineResources\x12$.innkeeper.v1.OnlineResourcesRequest\x1a%.innkeeper.v1.OnlineResourcesResponse\x12:\n\x05Watch\x12\x1a.innkeeper.v1.WatchRequest\x1a\x13.innkeeper.v1.Event0\x01\x12I\n\x08Shutdown\x12\x1d.innkeeper.v1.ShutdownRequest\x1a\x1e.innkeeper.v1.ShutdownResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainnkeeper/v1/sandbox.proto\x12\x0cinnkeeper.v1\x1a\x1ainnkeeper/v1/network.proto\x1a\x18innkeeper/v1/types.proto\"\xfb\x02\n\x14\x43reateSandboxRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12*\n\x03\x64ns\x18\x03 \x01(\x0b\x32\x1d.innkeeper.v1.ApplyDnsRequest\x12+\n\x07modules\x18\x04 \x03(\x0b\x32\x1a.innkeeper.v1.KernelModule\x12@\n\x07sysctls\x18\x05 \x03(\x0b\x32/.innkeeper.v1.CreateSandboxRequest.SysctlsEntry\x12\x19\n\x11shared_namespaces\x18\x06 \x03(\t\x12\x13\n\x0bguest_hooks\x18\x07 \x01(\t\x12\x31\n\x08pressure\x18\x08 \x03(\x0b\x32\x1f.innkeeper.v1.PressureThreshold\x12\x17\n\x0ftimeout_seconds\x18\t \x01(\x01\x1a.\n\x0cSysctlsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"0\n\x0cKernelModule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x03(\t\"\x17\n\x15\x43reateSandboxResponse\"0\n\x15\x44\x65stroySandboxRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\"+\n\x16\x44\x65stroySandboxResponse\x12\x11\n\tleftovers\x18\x01 \x03(\t\"\x18\n\x16\x44\x65scribeSandboxRequest\"\xe1\x02\n\x17\x44\x65scribeSandboxResponse\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12\x0e\n\x06kernel\x18\x03 \x01(\t\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\x12$\n\x06limits\x18\x06 \x01(\x0b\x32\x14.innkeeper.v1.Limits\x12,\n\x0b\x62oot_phases\x18\x07 \x03(\x0b\x32\x17.innkeeper.v1.BootPhase\x12\x12\n\nsandbox_id\x18\x08 \x01(\t\x12\x16\n\x0e\x61gent_restarts\x18\t \x01(\r\x12\x19\n\x11init_command_line\x18\n \x03(\t\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x11\n\tagent_pid\x18\x0c \x01(\x05\x12+\n\x06memory\x18\r \x03(\x0b\x32\x1b.innkeeper.v1.ProcessMemory\"E\n\rProcessMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08resident\x18\x02 \x01(\x04\x12\x14\n\x0cproportional\x18\x03 \x01(\x04\"\x82\x01\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\x04\x12\x1b\n\x13stream_window_bytes\x18\x02 \x01(\x04\x12\x12\n\nevent_ring\x18\x03 \x01(\x04\x12\x0f\n\x07objects\x18\x04 \x01(\x04\x12\x1f\n\x17processes_per_container\x18\x05 \x01(\x04\",\n\tBootPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tat_micros\x18\x02 \x01(\x04\"7\n\x0eSetTimeRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x05\"&\n\x0fSetTimeResponse\x12\x13\n\x0bjump_micros\x18\x01 \x01(\x03\"\"\n\x12SeedEntropyRequest\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x15\n\x13SeedEntropyResponse\"\xe5\x01\n\x16OnlineResourcesRequest\x12\x11\n\x04\x63pus\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmore_cpus\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x06memory\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\x18\n\x0bmore_memory\x18\x07 \x01(\x04H\x03\x88\x01\x01\x12\x15\n\rallow_offline\x18\x08 \x01(\x08\x12\x0f\n\x07movable\x18\t \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\x42\x07\n\x05_cpusB\x0c\n\n_more_cpusB\t\n\x07_memoryB\x0e\n\x0c_more_memory\"\xc3\x01\n\x17OnlineResourcesResponse\x12\x13\n\x0b\x63pus_online\x18\x01 \x03(\r\x12\x15\n\rmemory_online\x18\x02 \x01(\x04\x12\x12\n\ncpus_added\x18\x03 \x03(\r\x12\x14\n\x0c\x63pus_removed\x18\x04 \x03(\r\x12\x14\n\x0c\x62locks_added\x18\x05 \x03(\r\x12\x16\n\x0e\x62locks_removed\x18\x06 \x03(\r\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07refused\x18\x08 \x03(\t\"&\n\x0cWatchRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x04\"\xf4\x01\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x16\n\x0e\x61t_unix_micros\x18\x02 \x01(\x03\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.innkeeper.v1.EventKind\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x31\n\x07\x64\x65tails\x18\x05 \x03(\x0b\x32 .innkeeper.v1.Event.DetailsEntry\x12&\n\x04\x65xit\x18\x06 \x01(\x0b\x32\x18.innkeeper.v1.ExitStatus\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0fShutdownRequest\x12,\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1c.innkeeper.v1.ShutdownAction\"\x12\n\x10ShutdownResponse*\xff\x05\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45VENT_KIND_DEVICE_ATTACHED\x10\x01\x12\x1a\n\x16\x45VENT_KIND_DEVICE_GONE\x10\x02\x12\x1f\n\x1b\x45VENT_KIND_STORAGE_ATTACHED\x10\x03\x12\x1b\n\x17\x45VENT_KIND_STORAGE_GONE\x10\x04\x12 \n\x1c\x45VENT_KIND_CONTAINER_CREATED\x10\x05\x12 \n\x1c\x45VENT_KIND_CONTAINER_STARTED\x10\x06\x12\x1d\n\x19\x45VENT_KIND_PROCESS_EXITED\x10\x07\x12 \n\x1c\x45VENT_KIND_CONTAINER_REMOVED\x10\x08\x12\x1c\n\x18\x45VENT_KIND_OUT_OF_MEMORY\x10\t\x12\x17\n\x13\x45VENT_KIND_PRESSURE\x10\n\x12\x1e\n\x1a\x45VENT_KIND_AGENT_RESTARTED\x10\x0b\x12\x18\n\x14\x45VENT_KIND_CLOCK_SET\x10\x0c\x12\x1d\n\x19\x45VENT_KIND_HEALTH_CHANGED\x10\r\x12\"\n\x1e\x45VENT_KIND_DEVICE_RECONFIGURED\x10\x0e\x12 \n\x1c\x45VENT_KIND_RESOURCES_CHANGED\x10\x0f\x12\x1d\n\x19\x45VENT_KIND_STORAGE_FROZEN\x10\x10\x12\x1d\n\x19\x45VENT_KIND_STORAGE_THAWED\x10\x11\x12 \n\x1c\x45VENT_KIND_STORAGE_REFRESHED\x10\x12\x12 \n\x1c\x45VENT_KIND_INTERFACE_CHANGED\x10\x13\x12\x1e\n\x1a\x45VENT_KIND_ADDRESS_CHANGED\x10\x14\x12\x1c\n\x18\x45VENT_KIND_ROUTE_CHANGED\x10\x15\x12\x1f\n\x1b\x45VENT_KIND_CONTAINER_PAUSED\x10\x16\x12 \n\x1c\x45VENT_KIND_CONTAINER_RESUMED\x10\x17*l\n\x0eShutdownAction\x12\x1f\n\x1bSHUTDOWN_ACTION_UNSPECIFIED\x10\x00\x12\x1d\n\x19SHUTDOWN_ACTION_POWER_OFF\x10\x01\x12\x1a\n\x16SHUTDOWN_ACTION_REBOOT\x10\x02\x32\x8e\x05\n\x07Sandbox\x12Q\n\x06\x43reate\x12\".innkeeper.v1.CreateSandboxRequest\x1a#.innkeeper.v1.CreateSandboxResponse\x12T\n\x07\x44\x65stroy\x12#.innkeeper.v1.DestroySandboxRequest\x1a$.innkeeper.v1.DestroySandboxResponse\x12W\n\x08\x44\x65scribe\x12$.innkeeper.v1.DescribeSandboxRequest\x1a%.innkeeper.v1.DescribeSandboxResponse\x12\x46\n\x07SetTime\x12\x1c.innkeeper.v1.SetTimeRequest\x1a\x1d.innkeeper.v1.SetTimeResponse\x12R\n\x0bSeedEntropy\x12 .innkeeper.v1.SeedEntropyRequest\x1a!.innkeeper.v1.SeedEntropyResponse\x12^\n\x0fOnlineResources\x12$.innkeeper.v1.OnlineResourcesRequest\x1a%.innkeeper.v1.OnlineResourcesResponse\x12:\n\x05Watch\x12\x1a.innkeeper.v1.WatchRequest\x1a\x13.innkeeper.v1.Event0\x01\x12I\n\x08Shutdown\x12\x1d.innkeeper.v1.ShutdownRequest\x1a\x1e.innkeeper.v1.ShutdownResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'innkeeper.v1.sandbox_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CREATESANDBOXREQUEST_SYSCTLSENTRY']._loaded_options = None
+  _globals['_CREATESANDBOXREQUEST_SYSCTLSENTRY']._serialized_options = b'8\001'
   _globals['_EVENT_DETAILSENTRY']._loaded_options = None
   _globals['_EVENT_DETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_EVENTKIND']._serialized_start=1835
-  _globals['_EVENTKIND']._serialized_end=2542
-  _globals['_SHUTDOWNACTION']._serialized_start=2544
-  _globals['_SHUTDOWNACTION']._serialized_end=2652
-  _globals['_CREATESANDBOXREQUEST']._serialized_start=70
-  _globals['_CREATESANDBOXREQUEST']._serialized_end=122
-  _globals['_CREATESANDBOXRESPONSE']._serialized_start=124
-  _globals['_CREATESANDBOXRESPONSE']._serialized_end=147
-  _globals['_DESTROYSANDBOXREQUEST']._serialized_start=149
-  _globals['_DESTROYSANDBOXREQUEST']._serialized_end=197
-  _globals['_DESTROYSANDBOXRESPONSE']._serialized_start=199
-  _globals['_DESTROYSANDBOXRESPONSE']._serialized_end=242
-  _globals['_DESCRIBESANDBOXREQUEST']._serialized_start=244
-  _globals['_DESCRIBESANDBOXREQUEST']._serialized_end=268
-  _globals['_DESCRIBESANDBOXRESPONSE']._serialized_start=271
-  _globals['_DESCRIBESANDBOXRESPONSE']._serialized_end=624
-  _globals['_PROCESSMEMORY']._serialized_start=626
-  _globals['_PROCESSMEMORY']._serialized_end=695
-  _globals['_LIMITS']._serialized_start=698
-  _globals['_LIMITS']._serialized_end=828
-  _globals['_BOOTPHASE']._serialized_start=830
-  _globals['_BOOTPHASE']._serialized_end=874
-  _globals['_SETTIMEREQUEST']._serialized_start=876
-  _globals['_SETTIMEREQUEST']._serialized_end=931
-  _globals['_SETTIMERESPONSE']._serialized_start=933
-  _globals['_SETTIMERESPONSE']._serialized_end=971
-  _globals['_SEEDENTROPYREQUEST']._serialized_start=973
-  _globals['_SEEDENTROPYREQUEST']._serialized_end=1007
-  _globals['_SEEDENTROPYRESPONSE']._serialized_start=1009
-  _globals['_SEEDENTROPYRESPONSE']._serialized_end=1030
-  _globals['_ONLINERESOURCESREQUEST']._serialized_start=1033
-  _globals['_ONLINERESOURCESREQUEST']._serialized_end=1262
-  _globals['_ONLINERESOURCESRESPONSE']._serialized_start=1265
-  _globals['_ONLINERESOURCESRESPONSE']._serialized_end=1460
-  _globals['_WATCHREQUEST']._serialized_start=1462
-  _globals['_WATCHREQUEST']._serialized_end=1500
-  _globals['_EVENT']._serialized_start=1503
-  _globals['_EVENT']._serialized_end=1747
-  _globals['_EVENT_DETAILSENTRY']._serialized_start=1701
-  _globals['_EVENT_DETAILSENTRY']._serialized_end=1747
-  _globals['_SHUTDOWNREQUEST']._serialized_start=1749
-  _globals['_SHUTDOWNREQUEST']._serialized_end=1812
-  _globals['_SHUTDOWNRESPONSE']._serialized_start=1814
-  _globals['_SHUTDOWNRESPONSE']._serialized_end=1832
-  _globals['_SANDBOX']._serialized_start=2655
-  _globals['_SANDBOX']._serialized_end=3309
+  _globals['_EVENTKIND']._serialized_start=2241
+  _globals['_EVENTKIND']._serialized_end=3008
+  _globals['_SHUTDOWNACTION']._serialized_start=3010
+  _globals['_SHUTDOWNACTION']._serialized_end=3118
+  _globals['_CREATESANDBOXREQUEST']._serialized_start=99
+  _globals['_CREATESANDBOXREQUEST']._serialized_end=478
+  _globals['_CREATESANDBOXREQUEST_SYSCTLSENTRY']._serialized_start=432
+  _globals['_CREATESANDBOXREQUEST_SYSCTLSENTRY']._serialized_end=478
+  _globals['_KERNELMODULE']._serialized_start=480
+  _globals['_KERNELMODULE']._serialized_end=528
+  _globals['_CREATESANDBOXRESPONSE']._serialized_start=530
+  _globals['_CREATESANDBOXRESPONSE']._serialized_end=553
+  _globals['_DESTROYSANDBOXREQUEST']._serialized_start=555
+  _globals['_DESTROYSANDBOXREQUEST']._serialized_end=603
+  _globals['_DESTROYSANDBOXRESPONSE']._serialized_start=605
+  _globals['_DESTROYSANDBOXRESPONSE']._serialized_end=648
+  _globals['_DESCRIBESANDBOXREQUEST']._serialized_start=650
+  _globals['_DESCRIBESANDBOXREQUEST']._serialized_end=674
+  _globals['_DESCRIBESANDBOXRESPONSE']._serialized_start=677
+  _globals['_DESCRIBESANDBOXRESPONSE']._serialized_end=1030
+  _globals['_PROCESSMEMORY']._serialized_start=1032
+  _globals['_PROCESSMEMORY']._serialized_end=1101
+  _globals['_LIMITS']._serialized_start=1104
+  _globals['_LIMITS']._serialized_end=1234
+  _globals['_BOOTPHASE']._serialized_start=1236
+  _globals['_BOOTPHASE']._serialized_end=1280
+  _globals['_SETTIMEREQUEST']._serialized_start=1282
+  _globals['_SETTIMEREQUEST']._serialized_end=1337
+  _globals['_SETTIMERESPONSE']._serialized_start=1339
+  _globals['_SETTIMERESPONSE']._serialized_end=1377
+  _globals['_SEEDENTROPYREQUEST']._serialized_start=1379
+  _globals['_SEEDENTROPYREQUEST']._serialized_end=1413
+  _globals['_SEEDENTROPYRESPONSE']._serialized_start=1415
+  _globals['_SEEDENTROPYRESPONSE']._serialized_end=1436
+  _globals['_ONLINERESOURCESREQUEST']._serialized_start=1439
+  _globals['_ONLINERESOURCESREQUEST']._serialized_end=1668
+  _globals['_ONLINERESOURCESRESPONSE']._serialized_start=1671
+  _globals['_ONLINERESOURCESRESPONSE']._serialized_end=1866
+  _globals['_WATCHREQUEST']._serialized_start=1868
+  _globals['_WATCHREQUEST']._serialized_end=1906
+  _globals['_EVENT']._serialized_start=1909
+  _globals['_EVENT']._serialized_end=2153
+  _globals['_EVENT_DETAILSENTRY']._serialized_start=2107
+  _globals['_EVENT_DETAILSENTRY']._serialized_end=2153
+  _globals['_SHUTDOWNREQUEST']._serialized_start=2155
+  _globals['_SHUTDOWNREQUEST']._serialized_end=2218
+  _globals['_SHUTDOWNRESPONSE']._serialized_start=2220
+  _globals['_SHUTDOWNRESPONSE']._serialized_end=2238
+  _globals['_SANDBOX']._serialized_start=3121
+  _globals['_SANDBOX']._serialized_end=3775
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from innkeeper.v1 import network_pb2 as _network_pb2
 from innkeeper.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -42,14 +43,21 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """A container's first process was started."""
     EVENT_KIND_PROCESS_EXITED: _EventKind.ValueType  # 7
     """A process ended (subject: container id, or container id/exec id; details:
-    code, signal).
+    code, signal, pid, cause and so on, all of it in `exit`). All that it had written can be
+    read by then.
     """
     EVENT_KIND_CONTAINER_REMOVED: _EventKind.ValueType  # 8
     """A container was removed."""
     EVENT_KIND_OUT_OF_MEMORY: _EventKind.ValueType  # 9
-    """The kernel killed a process of a container for lack of memory."""
-    EVENT_KIND_MEMORY_PRESSURE: _EventKind.ValueType  # 10
-    """The guest is short of memory."""
+    """The kernel killed a process of a container for lack of memory, each time (subject: container
+    id; details: victim, pid, limit in bytes, cgroup, as in OutOfMemory; limit=0 when the
+    whole guest had none).
+    """
+    EVENT_KIND_PRESSURE: _EventKind.ValueType  # 10
+    """Tasks stalled for longer than a threshold (subject: container id, or empty for the
+    guest as a whole; details: resource=cpu|memory|io, kind=some|full, stall_micros,
+    window_micros, average_10s, total_micros).
+    """
     EVENT_KIND_AGENT_RESTARTED: _EventKind.ValueType  # 11
     """A new agent took over (details: cause)."""
     EVENT_KIND_CLOCK_SET: _EventKind.ValueType  # 12
@@ -91,6 +99,12 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     The first 64 of a second are told each, the rest at its end as one, with change=many
     and count; lost=yes when the kernel dropped notices.
     """
+    EVENT_KIND_CONTAINER_PAUSED: _EventKind.ValueType  # 22
+    """A container was paused."""
+    EVENT_KIND_CONTAINER_RESUMED: _EventKind.ValueType  # 23
+    """A container's pause ended (details: why=asked|removed|failed; the last when Pause gave
+    up, without a CONTAINER_PAUSED before it).
+    """
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing happened."""
@@ -111,14 +125,21 @@ EVENT_KIND_CONTAINER_STARTED: EventKind.ValueType  # 6
 """A container's first process was started."""
 EVENT_KIND_PROCESS_EXITED: EventKind.ValueType  # 7
 """A process ended (subject: container id, or container id/exec id; details:
-code, signal).
+code, signal, pid, cause and so on, all of it in `exit`). All that it had written can be
+read by then.
 """
 EVENT_KIND_CONTAINER_REMOVED: EventKind.ValueType  # 8
 """A container was removed."""
 EVENT_KIND_OUT_OF_MEMORY: EventKind.ValueType  # 9
-"""The kernel killed a process of a container for lack of memory."""
-EVENT_KIND_MEMORY_PRESSURE: EventKind.ValueType  # 10
-"""The guest is short of memory."""
+"""The kernel killed a process of a container for lack of memory, each time (subject: container
+id; details: victim, pid, limit in bytes, cgroup, as in OutOfMemory; limit=0 when the
+whole guest had none).
+"""
+EVENT_KIND_PRESSURE: EventKind.ValueType  # 10
+"""Tasks stalled for longer than a threshold (subject: container id, or empty for the
+guest as a whole; details: resource=cpu|memory|io, kind=some|full, stall_micros,
+window_micros, average_10s, total_micros).
+"""
 EVENT_KIND_AGENT_RESTARTED: EventKind.ValueType  # 11
 """A new agent took over (details: cause)."""
 EVENT_KIND_CLOCK_SET: EventKind.ValueType  # 12
@@ -160,6 +181,12 @@ IPv4 routes that go with their interface or address, of which the kernel tells n
 The first 64 of a second are told each, the rest at its end as one, with change=many
 and count; lost=yes when the kernel dropped notices.
 """
+EVENT_KIND_CONTAINER_PAUSED: EventKind.ValueType  # 22
+"""A container was paused."""
+EVENT_KIND_CONTAINER_RESUMED: EventKind.ValueType  # 23
+"""A container's pause ended (details: why=asked|removed|failed; the last when Pause gave
+up, without a CONTAINER_PAUSED before it).
+"""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 class _ShutdownAction:
@@ -192,27 +219,128 @@ class CreateSandboxRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SysctlsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     HOSTNAME_FIELD_NUMBER: _builtins.int
+    DNS_FIELD_NUMBER: _builtins.int
+    MODULES_FIELD_NUMBER: _builtins.int
+    SYSCTLS_FIELD_NUMBER: _builtins.int
+    SHARED_NAMESPACES_FIELD_NUMBER: _builtins.int
+    GUEST_HOOKS_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the sandbox."""
     hostname: _builtins.str
     """Host name of the guest: an RFC 1123 name of at most 64 bytes. Empty: the
     guest keeps the one it booted with.
     """
+    guest_hooks: _builtins.str
+    """A directory of the guest with hooks for every container, as programs in directories by the name
+    of their kind: prestart/, createRuntime/, createContainer/, startContainer/,
+    poststart/, poststop/. They run by name, after those of the container's own
+    specification; what is no executable file is left out. Empty: none.
+    """
+    timeout_seconds: _builtins.float
+    """Seconds for the whole; 0 means 30."""
+    @_builtins.property
+    def dns(self) -> _network_pb2.ApplyDnsRequest:
+        """What resolv.conf and hosts say, in the guest and in its containers; its own
+        `hostname` must be empty or the same.
+        """
+
+    @_builtins.property
+    def modules(self) -> _containers.RepeatedCompositeFieldContainer[Global___KernelModule]:
+        """Kernel modules to load, in this order; at most 64. One that is loaded already is fine."""
+
+    @_builtins.property
+    def sysctls(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Sysctls of the guest by name ("vm.max_map_count", "net.ipv4.ip_forward"); at most 256.
+        Those that would void what protects the guest from its containers are PERMISSION_DENIED
+        (SYSCTL_NOT_ALLOWED): kernel.core_pattern, kernel.modprobe and the like.
+        """
+
+    @_builtins.property
+    def shared_namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Namespaces that containers may share (CreateContainerRequest.shared_namespaces): "pid",
+        "ipc", "uts". The one of pids has a small init of its own, which reaps what is left behind;
+        that of uts has the sandbox's host name. When its init ends, PROCESS_EXITED tells it with
+        the subject "_sandbox".
+        """
+
+    @_builtins.property
+    def pressure(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PressureThreshold]:
+        """Pressure of the guest as a whole of which EVENT_KIND_PRESSURE tells; at most 16."""
+
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         hostname: _builtins.str = ...,
+        dns: _network_pb2.ApplyDnsRequest | None = ...,
+        modules: _abc.Iterable[Global___KernelModule] | None = ...,
+        sysctls: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        shared_namespaces: _abc.Iterable[_builtins.str] | None = ...,
+        guest_hooks: _builtins.str = ...,
+        pressure: _abc.Iterable[_types_pb2.PressureThreshold] | None = ...,
+        timeout_seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dns", b"dns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hostname", b"hostname", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dns", b"dns", "guest_hooks", b"guest_hooks", "hostname", b"hostname", "id", b"id", "modules", b"modules", "pressure", b"pressure", "shared_namespaces", b"shared_namespaces", "sysctls", b"sysctls", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateSandboxRequest: _TypeAlias = CreateSandboxRequest  # noqa: Y015
+
+@_typing.final
+class KernelModule(_message.Message):
+    """A module of the kernel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, or an alias of it."""
+    @_builtins.property
+    def parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"parameter=value" each, as modprobe takes them. One that is loaded already with others
+        is MODULE_REFUSED.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parameters: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelModule: _TypeAlias = KernelModule  # noqa: Y015
 
 @_typing.final
 class CreateSandboxResponse(_message.Message):

@@ -82,9 +82,11 @@ class SandboxServicer:
     """
 
     def Create(self, request, context):
-        """Names the sandbox and sets its host name. The same request twice is
-        answered twice; another id while one exists is ALREADY_EXISTS (ID_IN_USE).
-        Containers, devices and storages may exist before it and survive it not.
+        """Names the sandbox and sets up what all its containers share, in this order: modules,
+        sysctls, host name, namespaces, DNS, hooks, pressure. All of it or nothing. The same request
+        twice is answered twice; another one while one exists is ALREADY_EXISTS (ID_IN_USE) and
+        changes nothing. Devices, storages and containers may exist before it; Destroy takes
+        them too. (Containers that were made before it share no namespace with it.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +94,10 @@ class SandboxServicer:
 
     def Destroy(self, request, context):
         """Removes every container, storage and device of the sandbox, in reverse
-        order of dependency. It goes on after a failure and lists what is left.
+        order of dependency, then what Create set up: namespaces, DNS, host name, sysctls and
+        modules are as before. It goes on after a failure and lists what is left; another
+        sandbox can be created then, and the next Destroy tries again what was left. Without a
+        sandbox it takes what there is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

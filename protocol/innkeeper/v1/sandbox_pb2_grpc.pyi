@@ -34,13 +34,18 @@ class SandboxStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SandboxAsyncStub: ...
     Create: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.CreateSandboxRequest, _sandbox_pb2.CreateSandboxResponse]
-    """Names the sandbox and sets its host name. The same request twice is
-    answered twice; another id while one exists is ALREADY_EXISTS (ID_IN_USE).
-    Containers, devices and storages may exist before it and survive it not.
+    """Names the sandbox and sets up what all its containers share, in this order: modules,
+    sysctls, host name, namespaces, DNS, hooks, pressure. All of it or nothing. The same request
+    twice is answered twice; another one while one exists is ALREADY_EXISTS (ID_IN_USE) and
+    changes nothing. Devices, storages and containers may exist before it; Destroy takes
+    them too. (Containers that were made before it share no namespace with it.)
     """
     Destroy: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.DestroySandboxRequest, _sandbox_pb2.DestroySandboxResponse]
     """Removes every container, storage and device of the sandbox, in reverse
-    order of dependency. It goes on after a failure and lists what is left.
+    order of dependency, then what Create set up: namespaces, DNS, host name, sysctls and
+    modules are as before. It goes on after a failure and lists what is left; another
+    sandbox can be created then, and the next Destroy tries again what was left. Without a
+    sandbox it takes what there is.
     """
     Describe: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.DescribeSandboxRequest, _sandbox_pb2.DescribeSandboxResponse]
     """Versions, features, limits, and how long each phase of the boot took."""
@@ -66,13 +71,18 @@ class SandboxAsyncStub(SandboxStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Create: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.CreateSandboxRequest, _sandbox_pb2.CreateSandboxResponse]  # type: ignore[assignment]
-    """Names the sandbox and sets its host name. The same request twice is
-    answered twice; another id while one exists is ALREADY_EXISTS (ID_IN_USE).
-    Containers, devices and storages may exist before it and survive it not.
+    """Names the sandbox and sets up what all its containers share, in this order: modules,
+    sysctls, host name, namespaces, DNS, hooks, pressure. All of it or nothing. The same request
+    twice is answered twice; another one while one exists is ALREADY_EXISTS (ID_IN_USE) and
+    changes nothing. Devices, storages and containers may exist before it; Destroy takes
+    them too. (Containers that were made before it share no namespace with it.)
     """
     Destroy: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.DestroySandboxRequest, _sandbox_pb2.DestroySandboxResponse]  # type: ignore[assignment]
     """Removes every container, storage and device of the sandbox, in reverse
-    order of dependency. It goes on after a failure and lists what is left.
+    order of dependency, then what Create set up: namespaces, DNS, host name, sysctls and
+    modules are as before. It goes on after a failure and lists what is left; another
+    sandbox can be created then, and the next Destroy tries again what was left. Without a
+    sandbox it takes what there is.
     """
     Describe: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.DescribeSandboxRequest, _sandbox_pb2.DescribeSandboxResponse]  # type: ignore[assignment]
     """Versions, features, limits, and how long each phase of the boot took."""
@@ -101,9 +111,11 @@ class SandboxServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.CreateSandboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.CreateSandboxResponse, _abc.Awaitable[_sandbox_pb2.CreateSandboxResponse]]:
-        """Names the sandbox and sets its host name. The same request twice is
-        answered twice; another id while one exists is ALREADY_EXISTS (ID_IN_USE).
-        Containers, devices and storages may exist before it and survive it not.
+        """Names the sandbox and sets up what all its containers share, in this order: modules,
+        sysctls, host name, namespaces, DNS, hooks, pressure. All of it or nothing. The same request
+        twice is answered twice; another one while one exists is ALREADY_EXISTS (ID_IN_USE) and
+        changes nothing. Devices, storages and containers may exist before it; Destroy takes
+        them too. (Containers that were made before it share no namespace with it.)
         """
 
     @_abc_1.abstractmethod
@@ -113,7 +125,10 @@ class SandboxServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.DestroySandboxResponse, _abc.Awaitable[_sandbox_pb2.DestroySandboxResponse]]:
         """Removes every container, storage and device of the sandbox, in reverse
-        order of dependency. It goes on after a failure and lists what is left.
+        order of dependency, then what Create set up: namespaces, DNS, host name, sysctls and
+        modules are as before. It goes on after a failure and lists what is left; another
+        sandbox can be created then, and the next Destroy tries again what was left. Without a
+        sandbox it takes what there is.
         """
 
     @_abc_1.abstractmethod

@@ -24,19 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18innkeeper/v1/types.proto\x12\x0cinnkeeper.v1\"B\n\nExitStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x16\n\x0e\x61t_unix_micros\x18\x03 \x01(\x03\"3\n\nProcessRef\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"+\n\nWindowSize\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\r*p\n\nStreamKind\x12\x1b\n\x17STREAM_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11STREAM_KIND_STDIN\x10\x01\x12\x16\n\x12STREAM_KIND_STDOUT\x10\x02\x12\x16\n\x12STREAM_KIND_STDERR\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18innkeeper/v1/types.proto\x12\x0cinnkeeper.v1\"\x95\x02\n\nExitStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x16\n\x0e\x61t_unix_micros\x18\x03 \x01(\x03\x12\x13\n\x0b\x63ore_dumped\x18\x04 \x01(\x08\x12%\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x16.innkeeper.v1.EndCause\x12\x0b\n\x03why\x18\x06 \x01(\t\x12\x30\n\rout_of_memory\x18\x07 \x01(\x0b\x32\x19.innkeeper.v1.OutOfMemory\x12\x19\n\x0cstdout_bytes\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0cstderr_bytes\x18\t \x01(\x04H\x01\x88\x01\x01\x42\x0f\n\r_stdout_bytesB\x0f\n\r_stderr_bytes\"O\n\x0bOutOfMemory\x12\x0e\n\x06victim\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x13\n\x0blimit_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63group\x18\x04 \x01(\t\"v\n\rStreamOptions\x12\x14\n\x0c\x62uffer_bytes\x18\x01 \x01(\x04\x12)\n\twhen_full\x18\x02 \x01(\x0e\x32\x16.innkeeper.v1.WhenFull\x12$\n\x03log\x18\x03 \x01(\x0b\x32\x17.innkeeper.v1.OutputLog\"-\n\tOutputLog\x12\x11\n\tmax_bytes\x18\x01 \x01(\x04\x12\r\n\x05\x66iles\x18\x02 \x01(\r\"\x80\x01\n\x11PressureThreshold\x12\x30\n\x08resource\x18\x01 \x01(\x0e\x32\x1e.innkeeper.v1.PressureResource\x12\x0c\n\x04\x66ull\x18\x02 \x01(\x08\x12\x14\n\x0cstall_micros\x18\x03 \x01(\r\x12\x15\n\rwindow_micros\x18\x04 \x01(\r\"3\n\nProcessRef\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\"+\n\nWindowSize\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\r*\xc0\x01\n\x08\x45ndCause\x12\x19\n\x15\x45ND_CAUSE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45ND_CAUSE_EXITED\x10\x01\x12\x17\n\x13\x45ND_CAUSE_SIGNALLED\x10\x02\x12\x1b\n\x17\x45ND_CAUSE_OUT_OF_MEMORY\x10\x03\x12\x1d\n\x19\x45ND_CAUSE_KILLED_BY_AGENT\x10\x04\x12\x1a\n\x16\x45ND_CAUSE_SANDBOX_GONE\x10\x05\x12\x12\n\x0e\x45ND_CAUSE_LOST\x10\x06*M\n\x08WhenFull\x12\x19\n\x15WHEN_FULL_UNSPECIFIED\x10\x00\x12\x12\n\x0eWHEN_FULL_WAIT\x10\x01\x12\x12\n\x0eWHEN_FULL_DROP\x10\x02*\x88\x01\n\x10PressureResource\x12!\n\x1dPRESSURE_RESOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15PRESSURE_RESOURCE_CPU\x10\x01\x12\x1c\n\x18PRESSURE_RESOURCE_MEMORY\x10\x02\x12\x18\n\x14PRESSURE_RESOURCE_IO\x10\x03*p\n\nStreamKind\x12\x1b\n\x17STREAM_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11STREAM_KIND_STDIN\x10\x01\x12\x16\n\x12STREAM_KIND_STDOUT\x10\x02\x12\x16\n\x12STREAM_KIND_STDERR\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'innkeeper.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STREAMKIND']._serialized_start=208
-  _globals['_STREAMKIND']._serialized_end=320
-  _globals['_EXITSTATUS']._serialized_start=42
-  _globals['_EXITSTATUS']._serialized_end=108
-  _globals['_PROCESSREF']._serialized_start=110
-  _globals['_PROCESSREF']._serialized_end=161
-  _globals['_WINDOWSIZE']._serialized_start=163
-  _globals['_WINDOWSIZE']._serialized_end=206
+  _globals['_ENDCAUSE']._serialized_start=800
+  _globals['_ENDCAUSE']._serialized_end=992
+  _globals['_WHENFULL']._serialized_start=994
+  _globals['_WHENFULL']._serialized_end=1071
+  _globals['_PRESSURERESOURCE']._serialized_start=1074
+  _globals['_PRESSURERESOURCE']._serialized_end=1210
+  _globals['_STREAMKIND']._serialized_start=1212
+  _globals['_STREAMKIND']._serialized_end=1324
+  _globals['_EXITSTATUS']._serialized_start=43
+  _globals['_EXITSTATUS']._serialized_end=320
+  _globals['_OUTOFMEMORY']._serialized_start=322
+  _globals['_OUTOFMEMORY']._serialized_end=401
+  _globals['_STREAMOPTIONS']._serialized_start=403
+  _globals['_STREAMOPTIONS']._serialized_end=521
+  _globals['_OUTPUTLOG']._serialized_start=523
+  _globals['_OUTPUTLOG']._serialized_end=568
+  _globals['_PRESSURETHRESHOLD']._serialized_start=571
+  _globals['_PRESSURETHRESHOLD']._serialized_end=699
+  _globals['_PROCESSREF']._serialized_start=701
+  _globals['_PROCESSREF']._serialized_end=752
+  _globals['_WINDOWSIZE']._serialized_start=754
+  _globals['_WINDOWSIZE']._serialized_end=797
 # @@protoc_insertion_point(module_scope)

@@ -26,6 +26,98 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EndCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EndCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EndCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    END_CAUSE_UNSPECIFIED: _EndCause.ValueType  # 0
+    """Not known (an agent of before)."""
+    END_CAUSE_EXITED: _EndCause.ValueType  # 1
+    """It exited by itself."""
+    END_CAUSE_SIGNALLED: _EndCause.ValueType  # 2
+    """A signal ended it that the agent did not send."""
+    END_CAUSE_OUT_OF_MEMORY: _EndCause.ValueType  # 3
+    """The kernel killed it because its container's memory (or the guest's) was used up."""
+    END_CAUSE_KILLED_BY_AGENT: _EndCause.ValueType  # 4
+    """A signal of the agent's ended it: one that was asked for, or a removal."""
+    END_CAUSE_SANDBOX_GONE: _EndCause.ValueType  # 5
+    """It was ended by Sandbox.Destroy."""
+    END_CAUSE_LOST: _EndCause.ValueType  # 6
+    """How it ended is lost; `code` is 255."""
+
+class EndCause(_EndCause, metaclass=_EndCauseEnumTypeWrapper):
+    """Why a process ended."""
+
+END_CAUSE_UNSPECIFIED: EndCause.ValueType  # 0
+"""Not known (an agent of before)."""
+END_CAUSE_EXITED: EndCause.ValueType  # 1
+"""It exited by itself."""
+END_CAUSE_SIGNALLED: EndCause.ValueType  # 2
+"""A signal ended it that the agent did not send."""
+END_CAUSE_OUT_OF_MEMORY: EndCause.ValueType  # 3
+"""The kernel killed it because its container's memory (or the guest's) was used up."""
+END_CAUSE_KILLED_BY_AGENT: EndCause.ValueType  # 4
+"""A signal of the agent's ended it: one that was asked for, or a removal."""
+END_CAUSE_SANDBOX_GONE: EndCause.ValueType  # 5
+"""It was ended by Sandbox.Destroy."""
+END_CAUSE_LOST: EndCause.ValueType  # 6
+"""How it ended is lost; `code` is 255."""
+Global___EndCause: _TypeAlias = EndCause  # noqa: Y015
+
+class _WhenFull:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhenFullEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WhenFull.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WHEN_FULL_UNSPECIFIED: _WhenFull.ValueType  # 0
+    """Means WHEN_FULL_WAIT."""
+    WHEN_FULL_WAIT: _WhenFull.ValueType  # 1
+    """The process waits until its readers have come further."""
+    WHEN_FULL_DROP: _WhenFull.ValueType  # 2
+    """The oldest bytes are dropped; a reader that had not had them is told so (AttachResponse.gap)."""
+
+class WhenFull(_WhenFull, metaclass=_WhenFullEnumTypeWrapper):
+    """What happens when a stream's buffer is full."""
+
+WHEN_FULL_UNSPECIFIED: WhenFull.ValueType  # 0
+"""Means WHEN_FULL_WAIT."""
+WHEN_FULL_WAIT: WhenFull.ValueType  # 1
+"""The process waits until its readers have come further."""
+WHEN_FULL_DROP: WhenFull.ValueType  # 2
+"""The oldest bytes are dropped; a reader that had not had them is told so (AttachResponse.gap)."""
+Global___WhenFull: _TypeAlias = WhenFull  # noqa: Y015
+
+class _PressureResource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PressureResourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PressureResource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRESSURE_RESOURCE_UNSPECIFIED: _PressureResource.ValueType  # 0
+    """BAD_FIELD."""
+    PRESSURE_RESOURCE_CPU: _PressureResource.ValueType  # 1
+    """CPU time."""
+    PRESSURE_RESOURCE_MEMORY: _PressureResource.ValueType  # 2
+    """Memory."""
+    PRESSURE_RESOURCE_IO: _PressureResource.ValueType  # 3
+    """Input and output."""
+
+class PressureResource(_PressureResource, metaclass=_PressureResourceEnumTypeWrapper):
+    """A resource that tasks wait for."""
+
+PRESSURE_RESOURCE_UNSPECIFIED: PressureResource.ValueType  # 0
+"""BAD_FIELD."""
+PRESSURE_RESOURCE_CPU: PressureResource.ValueType  # 1
+"""CPU time."""
+PRESSURE_RESOURCE_MEMORY: PressureResource.ValueType  # 2
+"""Memory."""
+PRESSURE_RESOURCE_IO: PressureResource.ValueType  # 3
+"""Input and output."""
+Global___PressureResource: _TypeAlias = PressureResource  # noqa: Y015
+
 class _StreamKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -63,6 +155,12 @@ class ExitStatus(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     SIGNAL_FIELD_NUMBER: _builtins.int
     AT_UNIX_MICROS_FIELD_NUMBER: _builtins.int
+    CORE_DUMPED_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    STDOUT_BYTES_FIELD_NUMBER: _builtins.int
+    STDERR_BYTES_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """The process's exit status, 0 to 255; 128 plus the signal's number when a
     signal ended it.
@@ -71,20 +169,184 @@ class ExitStatus(_message.Message):
     """The signal that ended the process, 0 when it exited by itself."""
     at_unix_micros: _builtins.int
     """When the guest's init reaped it, in microseconds since 1970 (guest clock)."""
+    core_dumped: _builtins.bool
+    """The kernel wrote a core dump of it."""
+    cause: Global___EndCause.ValueType
+    """Why it ended."""
+    why: _builtins.str
+    """What the agent did, with END_CAUSE_KILLED_BY_AGENT ("SIGTERM was asked for",
+    "its container was removed"); for people.
+    """
+    stdout_bytes: _builtins.int
+    """How many bytes of standard output there were when it ended. A child left behind may
+    write more: the stream's own end comes later then. Absent until all that is in the
+    spools, or when nobody knows (END_CAUSE_LOST).
+    """
+    stderr_bytes: _builtins.int
+    """The same of standard error."""
+    @_builtins.property
+    def out_of_memory(self) -> Global___OutOfMemory:
+        """Set with END_CAUSE_OUT_OF_MEMORY."""
+
     def __init__(
         self,
         *,
         code: _builtins.int = ...,
         signal: _builtins.int = ...,
         at_unix_micros: _builtins.int = ...,
+        core_dumped: _builtins.bool = ...,
+        cause: Global___EndCause.ValueType = ...,
+        why: _builtins.str = ...,
+        out_of_memory: Global___OutOfMemory | None = ...,
+        stdout_bytes: _builtins.int | None = ...,
+        stderr_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stderr_bytes", b"_stderr_bytes", "_stdout_bytes", b"_stdout_bytes", "out_of_memory", b"out_of_memory", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stderr_bytes", b"_stderr_bytes", "_stdout_bytes", b"_stdout_bytes", "at_unix_micros", b"at_unix_micros", "cause", b"cause", "code", b"code", "core_dumped", b"core_dumped", "out_of_memory", b"out_of_memory", "signal", b"signal", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stderr_bytes: _TypeAlias = _typing.Literal["stderr_bytes"]  # noqa: Y015
+    _WhichOneofArgType__stderr_bytes: _TypeAlias = _typing.Literal["_stderr_bytes", b"_stderr_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__stdout_bytes: _TypeAlias = _typing.Literal["stdout_bytes"]  # noqa: Y015
+    _WhichOneofArgType__stdout_bytes: _TypeAlias = _typing.Literal["_stdout_bytes", b"_stdout_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stderr_bytes) -> _WhichOneofReturnType__stderr_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stdout_bytes) -> _WhichOneofReturnType__stdout_bytes | None: ...
+
+Global___ExitStatus: _TypeAlias = ExitStatus  # noqa: Y015
+
+@_typing.final
+class OutOfMemory(_message.Message):
+    """A kill of the kernel's for lack of memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VICTIM_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    CGROUP_FIELD_NUMBER: _builtins.int
+    victim: _builtins.str
+    """The killed program's name, as the kernel has it (15 bytes; made printable)."""
+    pid: _builtins.int
+    """Process id of the victim in the guest."""
+    limit_bytes: _builtins.int
+    """The limit that was reached, in bytes; 0 when the whole guest had no memory left."""
+    cgroup: _builtins.str
+    """Cgroup whose limit it was, from the container's own on ("/" is the container itself);
+    empty when the whole guest had no memory left.
+    """
+    def __init__(
+        self,
+        *,
+        victim: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        limit_bytes: _builtins.int = ...,
+        cgroup: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_micros", b"at_unix_micros", "code", b"code", "signal", b"signal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cgroup", b"cgroup", "limit_bytes", b"limit_bytes", "pid", b"pid", "victim", b"victim"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ExitStatus: _TypeAlias = ExitStatus  # noqa: Y015
+Global___OutOfMemory: _TypeAlias = OutOfMemory  # noqa: Y015
+
+@_typing.final
+class StreamOptions(_message.Message):
+    """How a process's output is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUFFER_BYTES_FIELD_NUMBER: _builtins.int
+    WHEN_FULL_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
+    buffer_bytes: _builtins.int
+    """Bytes of one stream that may wait for their reader, and that are kept once read:
+    65,536 to 67,108,864; 0 means the agent's own (Limits.stream_window_bytes).
+    """
+    when_full: Global___WhenFull.ValueType
+    """What happens when so much waits."""
+    @_builtins.property
+    def log(self) -> Global___OutputLog:
+        """Keep the output in a file of the guest as well, for Processes.Logs. A process with a log
+        never waits for readers.
+        """
+
+    def __init__(
+        self,
+        *,
+        buffer_bytes: _builtins.int = ...,
+        when_full: Global___WhenFull.ValueType = ...,
+        log: Global___OutputLog | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "log", b"log", "when_full", b"when_full"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamOptions: _TypeAlias = StreamOptions  # noqa: Y015
+
+@_typing.final
+class OutputLog(_message.Message):
+    """A file with a process's output; it is in the guest's memory and goes with its container."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    max_bytes: _builtins.int
+    """Bytes of one file, 4,096 to 268,435,456; 0 means 10 MiB."""
+    files: _builtins.int
+    """Files that are kept, the one being written included: 1 to 16; 0 means 2."""
+    def __init__(
+        self,
+        *,
+        max_bytes: _builtins.int = ...,
+        files: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "max_bytes", b"max_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputLog: _TypeAlias = OutputLog  # noqa: Y015
+
+@_typing.final
+class PressureThreshold(_message.Message):
+    """A threshold of pressure stall information (Documentation/accounting/psi.rst)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
+    STALL_MICROS_FIELD_NUMBER: _builtins.int
+    WINDOW_MICROS_FIELD_NUMBER: _builtins.int
+    resource: Global___PressureResource.ValueType
+    """Of what there is too little."""
+    full: _builtins.bool
+    """All tasks stall at the same time, not just some."""
+    stall_micros: _builtins.int
+    """An event is told when tasks stalled for so long..."""
+    window_micros: _builtins.int
+    """...within so long: 500,000 to 10,000,000. At most one event per window."""
+    def __init__(
+        self,
+        *,
+        resource: Global___PressureResource.ValueType = ...,
+        full: _builtins.bool = ...,
+        stall_micros: _builtins.int = ...,
+        window_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "resource", b"resource", "stall_micros", b"stall_micros", "window_micros", b"window_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PressureThreshold: _TypeAlias = PressureThreshold  # noqa: Y015
 
 @_typing.final
 class ProcessRef(_message.Message):

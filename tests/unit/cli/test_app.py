@@ -71,13 +71,13 @@ def test_the_version_is_the_packages() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--memory", "1G"],
-        ["--cpus", "2"],
+        ["--vm-memory", "1G"],
+        ["--vm-cpus", "2"],
         ["--image", "x"],
         ["--accel", "tcg"],
         ["--transport", "serial"],
-        ["--name", "x"],
-        ["--keep"],
+        ["--dns", "192.0.2.1"],
+        ["--add-host", "db:192.0.2.7"],
         ["--net", "user"],
     ],
     ids=" ".join,

@@ -49,6 +49,8 @@ def local(text: str) -> Local:
     ("text", "parts"),
     [
         ("web:container/main/etc/app", ("web", "container", "main", "etc/app")),
+        ("web:main:/etc/app", ("web", "container", "main", "etc/app")),
+        ("web:main:/", ("web", "container", "main", "")),
         ("web:container/main", ("web", "container", "main", "")),
         ("web:container/main/", ("web", "container", "main", "")),
         ("web:storage/data/a:b/.", ("web", "storage", "data", "a:b/.")),

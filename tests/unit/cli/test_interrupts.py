@@ -37,6 +37,11 @@ async def test_the_first_interrupt_is_the_processs() -> None:
     assert await ended_by([signal.SIGINT], forward=True) == ([signal.SIGINT], 0)
 
 
+async def test_signals_without_a_meaning_for_us_are_the_processs_each_time() -> None:
+    numbers = [signal.SIGUSR1, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT]
+    assert await ended_by(numbers, forward=True) == (numbers, 0)
+
+
 async def test_the_second_one_ends_our_work() -> None:
     both = [signal.SIGINT, signal.SIGTERM]
     assert await ended_by(both, forward=True) == ([signal.SIGINT], 128 + signal.SIGTERM)

@@ -100,11 +100,79 @@ def test_a_variable_without_a_value_is_ours_if_we_have_it(monkeypatch: pytest.Mo
     assert options.parse_environment(words) == ("A=1", "KNOWN=yes", "EMPTY=")
 
 
-def test_a_user_is_numbers_and_the_group_that_of_the_user(image: Path) -> None:
-    assert options.parse_user("1000") == (1000, 1000)
-    assert options.parse_user("1000:50") == (1000, 50)
-    with pytest.raises(typer.BadParameter, match="UID:GID"):
-        options.parse_user("nobody")
+@pytest.mark.parametrize(
+    ("text", "oci"),
+    [
+        ("1000", {"uid": 1000, "gid": 1000}),
+        ("1000:50", {"uid": 1000, "gid": 50}),
+        ("nobody", {"username": "nobody"}),
+        ("www-data:adm", {"username": "www-data:adm"}),
+        ("1000:adm", {"username": "1000:adm"}),
+        ("nobody:0", {"username": "nobody:0"}),
+    ],
+)
+def test_a_user_is_numbers_or_names_that_the_container_knows(
+    text: str, oci: dict[str, object]
+) -> None:
+    """The group of a bare number is the same number."""
+    user = options.parse_user(text)
+    assert user is not None
+    assert user.to_oci() == oci
+    assert options.parse_user("") is None
+
+
+@pytest.mark.parametrize("text", [":", "a:", ":b", "a:b:c", "a b", "a\nb"])
+def test_what_is_no_user_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="NAME"):
+        options.parse_user(text)
+
+
+def test_variables_come_from_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docker's form: nothing is quoted, a name alone takes ours."""
+    file = tmp_path / "env"
+    file.write_text('# mine\nA="b c"\n\n  B=\nKNOWN\n#C=1\n')
+    monkeypatch.setenv("KNOWN", "yes")
+    words = options.read_environment(str(file))
+    assert options.parse_environment(words) == ('A="b c"', "B=", "KNOWN=yes")
+    for bad in ("=x", "a b=c"):
+        file.write_text(f"{bad}\n")
+        with pytest.raises(typer.BadParameter, match="NAME=VALUE or NAME"):
+            options.read_environment(str(file))
+    with pytest.raises(typer.BadParameter, match="No such file"):
+        options.read_environment(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "device", "path", "permissions"),
+    [
+        ("gpu0", "id", "gpu0", "", ""),
+        ("gpu0:/dev/x:rw", "id", "gpu0", "/dev/x", "rw"),
+        ("/dev/vfio/16", "node", "/dev/vfio/16", "", ""),
+        ("/dev/fuse:rwm", "node", "/dev/fuse", "", "rwm"),
+        ("/dev/a:/dev/b", "node", "/dev/a", "/dev/b", ""),
+        ("0000:3B:02.1", "bdf", "0000:3b:02.1", "", ""),
+        ("3b:02.1:r", "bdf", "0000:3b:02.1", "", "r"),
+        ("10000:01:00.0:/dev/n:rw", "bdf", "10000:01:00.0", "/dev/n", "rw"),
+        ("02/00", "pci_path", "02/00", "", ""),
+        ("0000:20/00/02:/dev/x", "pci_path", "0000:20/00/02", "/dev/x", ""),
+        ("02.3/00", "pci_path", "02.3/00", "", ""),
+    ],
+)
+def test_a_device_is_named_by_id_address_or_node(
+    text: str, kind: str, device: str, path: str, permissions: str
+) -> None:
+    assert options.parse_grant(text) == options.GrantOption(
+        kind=kind, device=device, path=path, permissions=permissions
+    )
+
+
+def test_a_cdi_device_is_refused_for_now() -> None:
+    for name in ("nvidia.com/gpu=0", "vendor.example.com/net=nic:1"):
+        with pytest.raises(typer.BadParameter, match="CDI devices are not built yet"):
+            options.parse_grant(name)
+    for text in ("", "a/b", "gpu0:x", "gpu0:/a:rx", ":/dev/x", "/etc/passwd"):
+        with pytest.raises(typer.BadParameter, match="--device"):
+            options.parse_grant(text)
 
 
 def test_exec_takes_a_vm_a_container_and_a_command() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from innkeeper.cli.app import app
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.options import DiskOption
-from innkeeper.cli.run import RunRequest, check_files
+from innkeeper.cli.run import RunCommand, run
+from innkeeper.cli.running import RunRequest, check_files
 from innkeeper.cli.workload import ProcessOptions
 from innkeeper.shim.errors import ShimError
 from innkeeper.shim.guest_disk import DiskError
@@ -49,3 +53,13 @@ def test_an_empty_disk_and_a_root_that_is_none_need_no_boot_to_be_refused(image:
 def test_ids_in_a_shared_vm_are_the_containers_own(image: Path) -> None:
     shared = request(DiskOption(file=image, mount="/a"))
     assert (shared.root_disk, list(shared.named_disks)) == ("run-1-root", ["run-1-disk1"])
+
+
+def test_the_help_is_in_groups_and_every_option_is_in_one() -> None:
+    grouped = [name for names in RunCommand.headings.values() for name in names]
+    parameters = inspect.signature(run).parameters.keys() - {"context", "command"}
+    assert (len(grouped), set(grouped)) == (len(parameters), parameters)
+    lines = CliRunner().invoke(app, ["run", "--help"]).output.splitlines()
+    headings = [line.removesuffix(":") for line in lines if line.endswith(":") and line[0] != " "]
+    assert headings == ["Arguments", *RunCommand.headings, "Options"]
+    assert lines[-1].split()[0] == "--help"

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from innkeeper.cli.options import UserWord
 from innkeeper.cli.workload import ContainerOptions, ProcessOptions, full_environment
 from innkeeper.v1 import containers_pb2
 
@@ -18,12 +19,19 @@ def test_what_was_not_asked_for_is_left_to_the_guest() -> None:
 
 
 def test_a_process_is_told_its_user_environment_and_directory() -> None:
-    options = ProcessOptions(argv=("ls",), user=(1000, 50), environment=("A=1",), directory="/srv")
+    options = ProcessOptions(
+        argv=("ls",),
+        user=UserWord(uid=1000, gid=50),
+        environment=("A=1",),
+        directory="/srv",
+        more={"noNewPrivileges": True},
+    )
     assert options.to_oci() == {
         "args": ["ls"],
         "env": ["A=1"],
         "cwd": "/srv",
         "user": {"uid": 1000, "gid": 50},
+        "noNewPrivileges": True,
     }
 
 
@@ -39,10 +47,18 @@ def test_an_environment_has_a_path_and_our_terminal_unless_given(
 
 def test_a_terminal_has_its_size_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that asks for its size first thing must not see 0 by 0."""
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
     monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((120, 40)))
     process = ProcessOptions(argv=("sh",), terminal=True).to_oci()
     assert process["terminal"] is True
     assert process["consoleSize"] == {"height": 40, "width": 120}
+
+
+def test_a_terminal_that_is_not_ours_has_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run -d -t` from a script."""
+    monkeypatch.setattr(os, "isatty", lambda fd: False)
+    process = ProcessOptions(argv=("sh",), terminal=True).to_oci()
+    assert process == {"args": ["sh"], "terminal": True}
 
 
 def test_the_default_root_is_the_images_and_stays_unchanged() -> None:

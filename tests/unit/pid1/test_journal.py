@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.linux.pidfd import ChildExit
 from agent.pid1.journal import Entry, Journal
 
 pytestmark = [pytest.mark.unit, pytest.mark.boot]
@@ -49,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 
 def append(journal: Journal, count: int = 1) -> list[Entry]:
     return [
-        journal.append(pid=100 + i, cgroup="/pods/s/c", code=i % 256, signal=0, at=1.5, comm="sh")
+        journal.append(ChildExit(100 + i, i % 256, 0), cgroup="/pods/s/c", at=1.5, comm="sh")
         for i in range(count)
     ]
 
@@ -65,7 +66,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_numbers_start_at_1_and_an_entry_is_one_line(path: Path) -> None:
     with opened(path) as journal:
         assert (journal.last, journal.oldest) == (0, 1)
-        journal.append(pid=7, cgroup="/pods/s/c", code=137, signal=9, at=12.25, comm='a "b"')
+        journal.append(ChildExit(7, 137, 9), cgroup="/pods/s/c", at=12.25, comm='a "b"')
     assert lines(path) == [
         {
             "seq": 1,
@@ -75,8 +76,27 @@ def test_numbers_start_at_1_and_an_entry_is_one_line(path: Path) -> None:
             "signal": 9,
             "at": 12.25,
             "comm": 'a "b"',
+            "core_dumped": False,
         }
     ]
+
+
+def test_a_core_dump_is_kept(path: Path) -> None:
+    dumped = ChildExit(7, 128 + 11, 11, core_dumped=True)
+    with opened(path) as journal:
+        journal.append(dumped, cgroup="/pods/s/c", at=1.5, comm="sh")
+    with opened(path) as again:
+        assert again.after(0, 10)[0].core_dumped
+
+
+def test_a_journal_of_before_core_dumps_were_told_is_read(path: Path) -> None:
+    """Entries without the member are those of processes that dumped nothing."""
+    old = {"seq": 4, "pid": 7, "cgroup": "/x", "code": 0, "signal": 0, "at": 1.5, "comm": "sh"}
+    path.write_text(json.dumps(old) + "\n")
+    with opened(path) as journal:
+        assert journal.after(0, 10) == [Entry(4, 7, "/x", 0, 0, 1.5, "sh", core_dumped=False)]
+        append(journal)
+    assert [(line["seq"], line["core_dumped"]) for line in lines(path)] == [(4, False), (5, False)]
 
 
 def test_after_gives_the_next_ones_in_order(path: Path) -> None:

@@ -62,6 +62,26 @@ def test_a_child_is_recorded_with_its_name_then_reaped_then_told(journal: Journa
         os.kill(pid, 0)
 
 
+def test_a_core_dump_is_told_apart_from_a_signal_alone(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """waitid(2): CLD_DUMPED where the kernel wrote one, CLD_KILLED else."""
+    if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
+        pytest.skip("this kernel gives core dumps to a program")
+    monkeypatch.chdir(tmp_path)
+    reaper = Reaper("/proc", journal)
+    for limit in ("0", "unlimited"):
+        script = f"ulimit -c {limit} && kill -SEGV $$"
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", script], {})
+        fd = os.pidfd_open(pid)
+        ready, _, _ = select.select([fd], [], [], 10)
+        os.close(fd)
+        assert ready
+        reaper.collect()
+    ends = [(entry.code, entry.signal, entry.core_dumped) for entry in journal.after(0, 10)]
+    assert ends == [(139, 11, False), (139, 11, True)]
+
+
 def test_without_children_there_is_nothing_to_collect(journal: Journal) -> None:
     assert not Reaper("/proc", journal).collect()
     assert journal.last == 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.linux import fdpass
+from agent.linux.pidfd import ChildExit
 from agent.pid1.journal import Journal
 from agent.pid1.layout import PowerAction
 from agent.pid1.loop import Loop
@@ -63,7 +64,7 @@ class Bench:
 
     def exits(self, count: int) -> None:
         for _ in range(count):
-            self.journal.append(pid=1, cgroup="/pods/s/c", code=0, signal=0, at=0.0, comm="x")
+            self.journal.append(ChildExit(1, 0, 0), cgroup="/pods/s/c", at=0.0, comm="x")
         self.server.publish()
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ def test_long_paths_do_not_make_a_page_too_large(bench: Bench) -> None:
     """A container may nest its groups down to a path of 4096 bytes, all of them escaped in JSON."""
     for _ in range(16):
         bench.journal.append(
-            pid=1, cgroup="/\u0001" * 2048, code=0, signal=0, at=0.0, comm="\u0001" * 15
+            ChildExit(1, 0, 0), cgroup="/\u0001" * 2048, at=0.0, comm="\u0001" * 15
         )
     client = bench.connect()
     seen: list[int] = []

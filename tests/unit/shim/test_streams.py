@@ -115,3 +115,14 @@ async def test_the_end_may_come_with_the_last_bytes() -> None:
     cursor = OutputCursor(BytesSink())
     await cursor.take(frame(0, b"x", end=True))
     assert cursor.ended
+
+
+async def test_a_cursor_goes_on_behind_what_was_dropped() -> None:
+    sink = BytesSink()
+    cursor = OutputCursor(sink)
+    await cursor.take(frame(0, b"hello"))
+    cursor.skip(processes_pb2.OutputGap(to=9))
+    await cursor.take(frame(9, b"again"))
+    # One that was had in part is no step back.
+    cursor.skip(processes_pb2.OutputGap(to=3))
+    assert (sink.data, cursor.offset) == (b"helloagain", 14)

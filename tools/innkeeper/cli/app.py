@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from innkeeper.cli import (
+    attach,
     call,
     cp,
     demo,
@@ -18,12 +19,20 @@ from innkeeper.cli import (
     devices,
     disk,
     errors,
+    events,
     forward,
+    lifecycle,
+    logs,
     net,
     output,
+    ps,
     run,
+    stats,
     storage,
+    top,
+    update,
     vm,
+    wait,
 )
 from innkeeper.cli.exec import exec_
 from innkeeper.image.command import app as image_app
@@ -58,8 +67,21 @@ def _innkeeper(
     """Lightweight VMs with an agent inside: run a command in one, or keep one and work on it."""
 
 
-app.command(context_settings=_TAKES_A_COMMAND)(run.run)
+app.command(cls=run.RunCommand, context_settings=_TAKES_A_COMMAND)(run.run)
 app.command("exec", context_settings=_TAKES_A_COMMAND)(exec_)
+app.command()(attach.attach)
+app.command()(ps.ps)
+app.command()(top.top)
+app.command()(stats.stats)
+app.command()(logs.logs)
+app.command()(events.events)
+app.command()(wait.wait)
+app.command()(lifecycle.kill)
+app.command()(lifecycle.pause)
+app.command()(lifecycle.unpause)
+app.command("resume", hidden=True)(lifecycle.unpause)
+app.command()(update.update)
+app.command()(lifecycle.rm)
 app.command()(cp.cp)
 app.command()(forward.forward)
 app.add_typer(vm.app, name="vm")
@@ -84,6 +106,10 @@ def main() -> None:
         sys.exit(errors.exit_code(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        # Nobody reads any more: as a local command that SIGPIPE ends.
+        output.give_up_stdout()
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         # Any print may be the one that a full disk refuses.
         if not output.is_of_stdout(error):

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from grpc import aio
 
 _REMOTE = re.compile(r"(?P<vm>[^/:]+):(?P<kind>storage|container)/(?P<id>[^/]+)(?P<path>/.*)?")
+_CONTAINER = re.compile(r"(?P<vm>[^/:]+):(?P<id>[^/:]+):(?P<path>/.*)")
 _LOOKS_REMOTE = re.compile(r"[^/:]+:")
-_SYNTAX = "VM:container/ID/PATH or VM:storage/ID/PATH"
+_SYNTAX = "VM:CONTAINER:/PATH or VM:storage/ID/PATH"
 _SHOWN_LINES = 20
 
 
@@ -90,18 +91,19 @@ def cp(
 ) -> None:
     """Copies files and directories between this host and a VM, with all that is in them.
 
-    PATH is one in the storage or the container, as it sees it: no link leads out. A
-    container need not run. As with `docker cp`: what goes to a directory that is there
-    goes into it, by its own name; SRC/. is what is in a directory; links are copied as
-    links, and a file with several names once for each. Modes and times are kept. Each
-    file is there whole, or what was there before still is. Missing directories are made
-    in a VM, not here. What can't be copied, such as a socket, is told as "left out".
+    VM:container/ID/PATH is the same as VM:ID:/PATH. PATH is one in the storage or the
+    container, as it sees it: no link leads out. A container need not run. As with
+    `docker cp`: what goes to a directory that is there goes into it, by its own name;
+    SRC/. is what is in a directory; links are copied as links, and a file with several
+    names once for each. Modes and times are kept. Each file is there whole, or what was
+    there before still is. Missing directories are made in a VM, not here. What can't be
+    copied, such as a socket, is told as "left out".
 
     \b
     Examples:
-      innkeeper cp conf/ web:container/main/etc/app
+      innkeeper cp conf/ web:main:/etc/app
       innkeeper cp data.tar web:storage/data/
-      innkeeper cp web:container/main/var/log/. ./logs
+      innkeeper cp web:main:/var/log/. ./logs
       innkeeper cp -a web:storage/data/home ./backup
     """
     options = CopyOptions(archive=archive, follow=follow, only_new=only_new)
@@ -127,6 +129,9 @@ def parse_end(text: str) -> End:
         return Remote(
             vm=match["vm"], kind=match["kind"], id=match["id"], path=path.strip("/"), text=text
         )
+    if short := _CONTAINER.fullmatch(text):
+        path = short["path"].strip("/")
+        return Remote(vm=short["vm"], kind="container", id=short["id"], path=path, text=text)
     if not text:
         raise typer.BadParameter("an empty path")
     if text == "-":

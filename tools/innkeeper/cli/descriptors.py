@@ -33,6 +33,13 @@ class FdSource:
         return os.read(self._fd, limit)
 
 
+class SilentSource:
+    """Input of which nothing comes, and no end."""
+
+    async def read(self, limit: int) -> bytes:  # noqa: ARG002 - as all sources
+        return await asyncio.Future[bytes]()
+
+
 class FdSink:
     """Writes to a descriptor that stays the caller's.
 

@@ -4,60 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from innkeeper.cli import broken, options, terminal, workload
+from innkeeper.cli import broken, completion, detach, options, output, refs, terminal, workload
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import find_vm
-from innkeeper.v1 import containers_pb2, containers_pb2_grpc, types_pb2
+from innkeeper.v1 import types_pb2
 
 if TYPE_CHECKING:
     from grpc import aio
 
+    from innkeeper.shim.client import Vm
 
-def exec_(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecRequest:
+    """All that `innkeeper exec` is asked for."""
+
+    process: workload.ProcessOptions
+    vm: str
+    container: str = ""
+    """Empty: the one that runs."""
+    id: str = ""
+    """Empty: one that nobody else has."""
+    detached: bool = False
+    keys: bytes = b""
+
+    @property
+    def exec_id(self) -> str:
+        return self.id or f"exec-{secrets.token_hex(4)}"
+
+
+def exec_(  # noqa: PLR0913 - typer makes each parameter an option
     words: Annotated[
         list[str],
         typer.Argument(
             metavar="VM [CONTAINER] -- CMD...",
             help="Where, and what. Without CONTAINER: the one that runs there.",
+            autocompletion=completion.vm_or_container,
         ),
     ],
     *,
     tty: options.TerminalOption = False,
     stdin: options.StdinOption = True,
+    detached: Annotated[
+        bool,
+        typer.Option(
+            "-d", "--detach", help="Start it, print its name, and leave it; `logs` has its output."
+        ),
+    ] = False,
     env: options.EnvironmentOption = None,
     workdir: options.DirectoryOption = "",
     user: options.UserOption = "",
+    exec_id: Annotated[
+        str,
+        typer.Option("--id", metavar="ID", help="Its id, for `attach`, `logs`, `wait`, `kill`."),
+    ] = "",
+    detach_keys: detach.KeysOption = detach.DEFAULT_KEYS,
 ) -> None:
-    """Runs one more command in a container, with our input and output.
+    """Runs one more command in a container.
 
-    What is not given (variables, directory, user) is as for the container's
-    first process. Exit codes are as for `innkeeper run`. Ctrl-C goes to the command; a second
-    one kills it.
+    With our input and output. What is not given (variables, directory, user) is as for
+    the container's first process; -e adds variables to its own. Exit codes are as for
+    `innkeeper run`. Ctrl-C goes to the command; a second one kills it.
+
+    With -t the keys go to the command as they are, and ctrl-p ctrl-q leaves it: it
+    runs on (it waits when it has written 1 MiB that nobody has read), and
+    `innkeeper attach` is the way back. 0 is the exit code then.
 
     \b
     Examples:
       innkeeper exec web -- ps
-      innkeeper exec -t web main -- sh
+      innkeeper exec -it web main -- sh
+      innkeeper exec -u www-data -w /srv -e LANG=C web main -- ls -l
       tar c src | innkeeper exec web main -- tar x -C /srv
+      innkeeper exec -d --id backup web main -- tar cf /data/all.tar /srv
+      innkeeper wait web main/backup
     """
     vm, container, argv = split_words(words)
     given = options.parse_environment(env or [])
     process = workload.ProcessOptions(
         argv=argv,
-        # An environment replaces that of the container.
-        environment=workload.full_environment(given, with_terminal=tty) if given else (),
+        environment=workload.own_terminal(given) if tty else given,
         directory=options.parse_directory(workdir),
         user=options.parse_user(user),
         terminal=tty,
         stdin=stdin,
     )
-    raise typer.Exit(wait_for(exec_in(vm, container, process)))
+    request = ExecRequest(
+        process=process,
+        vm=vm,
+        container=container,
+        id=exec_id,
+        detached=detached,
+        keys=detach.parse_keys(detach_keys),
+    )
+    raise typer.Exit(wait_for(exec_in(request)))
 
 
 def split_words(words: list[str]) -> tuple[str, str, tuple[str, ...]]:
@@ -74,47 +121,56 @@ def split_words(words: list[str]) -> tuple[str, str, tuple[str, ...]]:
     return where[0], where[1] if len(where) == 2 else "", tuple(argv)
 
 
-async def exec_in(vm_name: str, container: str, options: workload.ProcessOptions) -> int:
+async def exec_in(request: ExecRequest) -> int:
     """The exit code; raises what is in errors.EXPECTED."""
-    if options.terminal:
+    if request.process.terminal and not request.detached:
         terminal.require()
-    vm = find_vm(vm_name)
+    vm = find_vm(request.vm)
     async with vm.channel() as channel, Interrupts() as interrupts:
         try:
             async with broken.explained(vm, channel):
-                process = types_pb2.ProcessRef(
-                    container_id=container or await _only_container(channel, vm_name),
-                    exec_id=f"exec-{secrets.token_hex(4)}",
-                )
-                return await _start_and_follow(channel, process, options, interrupts)
+                return await _exec(vm, channel, request, interrupts)
         except (asyncio.CancelledError, BrokenPipeError) as error:
             return interrupts.code_of(error)
+
+
+async def _exec(vm: Vm, channel: aio.Channel, request: ExecRequest, interrupts: Interrupts) -> int:
+    usage = f"innkeeper exec {vm.name} CONTAINER -- CMD..."
+    container = request.container or await refs.only(channel, vm.name, usage)
+    process = types_pb2.ProcessRef(container_id=container, exec_id=request.exec_id)
+    if request.detached:
+        await _start_and_leave(channel, process, request.process)
+        return 0
+    try:
+        return await _start_and_follow(channel, process, request, interrupts)
+    except detach.Detached:
+        detach.tell(vm.name, process)
+        return 0
+
+
+async def _start_and_leave(
+    channel: aio.Channel, process: types_pb2.ProcessRef, options: workload.ProcessOptions
+) -> None:
+    """With a log it does not wait for readers, who may never come."""
+    await workload.start_exec(
+        channel, process, options, types_pb2.StreamOptions(log=types_pb2.OutputLog())
+    )
+    if not options.terminal:
+        await workload.close_input(channel, process)
+    output.say(refs.text(process))
 
 
 async def _start_and_follow(
     channel: aio.Channel,
     process: types_pb2.ProcessRef,
-    options: workload.ProcessOptions,
+    request: ExecRequest,
     interrupts: Interrupts,
 ) -> int:
-    await workload.start_exec(channel, process, options)
+    await workload.start_exec(channel, process, request.process)
     try:
-        return await workload.follow(channel, process, options, interrupts)
+        return await workload.follow(
+            channel, process, request.process, interrupts, keys=request.keys
+        )
     except (asyncio.CancelledError, BrokenPipeError, CliError):
         await workload.kill(channel, process)
         raise
-
-
-async def _only_container(channel: aio.Channel, vm_name: str) -> str:
-    stub = containers_pb2_grpc.ContainersStub(channel)
-    answer = await stub.List(containers_pb2.ListContainersRequest())
-    running = workload.container_ids(answer.containers)
-    if len(running) == 1:
-        return running[0]
-    found = f"{len(running)} run ({', '.join(running)})" if running else "none runs"
-    raise CliError(
-        f"VM {vm_name}: no container was named, and {found}",
-        hint=f"innkeeper exec {vm_name} CONTAINER -- CMD..."
-        if running
-        else f"run one with: innkeeper run --vm {vm_name} -- CMD...",
-    )

@@ -15,13 +15,15 @@ from innkeeper.shim.streams import error_info
 from innkeeper.v1 import (
     containers_pb2,
     containers_pb2_grpc,
+    devices_pb2,
+    devices_pb2_grpc,
     host_pb2,
     storages_pb2,
     storages_pb2_grpc,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AsyncExitStack
 
     from grpc import aio
@@ -65,12 +67,43 @@ class Guest:
             lambda: storages.detach(self.vm, storage_id, 0, unplug=True),
         )
 
+    async def devices(self) -> Sequence[devices_pb2.AttachedDevice]:
+        """Those that are attached in the guest."""
+        stub = devices_pb2_grpc.DevicesStub(self.channel)
+        return (await stub.List(devices_pb2.ListDevicesRequest())).devices
+
+    async def attach(self, device: devices_pb2.Device) -> None:
+        """One that is in the guest already; it stays plugged in when it is detached."""
+        stub = devices_pb2_grpc.DevicesStub(self.channel)
+        await stub.Attach(devices_pb2.AttachDevicesRequest(devices=[device]))
+        request = devices_pb2.DetachDeviceRequest(
+            id=device.id, phase=devices_pb2.DETACH_PHASE_RELEASE
+        )
+        self._later(f"device {device.id}", lambda: stub.Detach(request))
+
+    async def is_read_only(self, storage_id: str) -> bool:
+        """Whether the storage was attached so. Raises aio.AioRpcError."""
+        stub = storages_pb2_grpc.StoragesStub(self.channel)
+        return (await stub.Get(storages_pb2.GetStorageRequest(id=storage_id))).storage.read_only
+
     async def start_container(self, options: workload.ContainerOptions) -> types_pb2.ProcessRef:
+        """Another's container of that id stays as it is."""
         stub = containers_pb2_grpc.ContainersStub(self.channel)
         request = containers_pb2.RemoveContainerRequest(id=options.id)
+        others = False
+
+        async def remove() -> None:
+            if not others:
+                await stub.Remove(request)
+
         # Before the call: one that was created and did not start is there too.
-        self._later(f"container {options.id}", lambda: stub.Remove(request))
-        return await workload.start_container(self.channel, options)
+        self._later(f"container {options.id}", remove)
+        try:
+            return await workload.start_container(self.channel, options)
+        except grpc.aio.AioRpcError as error:
+            info = error_info(error)
+            others = info is not None and info.reason == Reason.ID_IN_USE
+            raise
 
     def _later(self, what: str, action: Callable[[], Awaitable[object]]) -> None:
         async def undo() -> None:

@@ -1,8 +1,10 @@
-"""SIGINT, SIGTERM and SIGHUP while a process in the guest runs for the user.
+"""Signals that we get while a process in the guest runs for the user.
 
 The first SIGINT or SIGTERM is the process's, once there is one. The second, or
 one before there is a process, or a terminal that went away, ends our own work:
 the task is cancelled and undoes what it did. Later ones change nothing.
+
+SIGQUIT, SIGUSR1 and SIGUSR2 are the process's each time.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_PASSED_ON)
 
 
 class Interrupts:
@@ -24,11 +27,12 @@ class Interrupts:
     def __init__(self) -> None:
         self.ended_by: signal.Signals | None = None
         self._forward: Callable[[int], None] | None = None
+        self._pass_on: Callable[[int], None] | None = None
         self._task: asyncio.Task[object] | None = None
 
     def forward_to(self, action: Callable[[int], None]) -> None:
-        """From now on the first SIGINT or SIGTERM goes there."""
-        self._forward = action
+        """From now on the first SIGINT or SIGTERM goes there, and all that are passed on."""
+        self._forward = self._pass_on = action
 
     def code_of(self, error: asyncio.CancelledError | BrokenPipeError) -> int:
         """Exit code of work that a signal ended, or that nobody reads any more (then
@@ -57,6 +61,9 @@ class Interrupts:
             loop.remove_signal_handler(number)
 
     def _arrived(self, number: signal.Signals) -> None:
+        if number in _PASSED_ON and self._pass_on is not None:
+            self._pass_on(number)
+            return
         forward, self._forward = self._forward, None
         if forward is not None and number is not signal.SIGHUP:
             forward(number)

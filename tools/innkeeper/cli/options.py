@@ -24,7 +24,15 @@ _LAST_ID = 2**32 - 2
 _LONGEST_CALL = 10**9
 _UNITS = {"": 20, "K": 10, "M": 20, "G": 30, "T": 40}
 _MOUNT = re.compile(r"(?P<what>.+?):(?P<mount>/[^:]*)(?P<read_only>:ro)?")
-_GRANT = re.compile(r"(?P<id>[^:]+)(?::(?P<path>/[^:]*))?(?::(?P<permissions>[rwm]{1,3}))?")
+_STEP = r"[01][0-9a-fA-F](?:\.[0-7])?"
+_DEVICE = re.compile(
+    r"(?:(?P<bdf>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7])"
+    rf"|(?P<pci_path>(?:[0-9a-fA-F]{{4,8}}:[0-9a-fA-F]{{2}}/)?{_STEP}(?:/{_STEP})+)"
+    r"|(?P<node>/dev/[^:]+)"
+    r"|(?P<id>[A-Za-z0-9][A-Za-z0-9_.-]{0,63}))"
+    r"(?::(?P<path>/[^:]*))?(?::(?P<permissions>[rwm]{1,3}))?"
+)
+_CDI = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_-]*=[A-Za-z0-9][A-Za-z0-9_.:-]*")
 _DISK = re.compile(r"(?P<file>.+?):(?P<mount>/[^:]*)(?P<words>(?::[^:]+)*)")
 
 ImageOption = Annotated[
@@ -61,19 +69,6 @@ AppendOption = Annotated[
     list[str] | None,
     typer.Option(metavar="WORD", help="A further word of the kernel's command line; repeatable."),
 ]
-CommandArgument = Annotated[
-    list[str], typer.Argument(metavar="[--] CMD...", help="The command and its arguments.")
-]
-NewNameOption = Annotated[
-    str, typer.Option(metavar="NAME", help="Name of the VM.", show_default="run-XXXXXXXX")
-]
-RootOption = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR|TAR|OCI",
-        help="The container's root; without it: busybox, from the image.",
-    ),
-]
 DisksOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -93,13 +88,6 @@ StoragesOption = Annotated[
     typer.Option(
         metavar="ID:MOUNT[:ro]",
         help="Mounts a storage of the VM's (`storage attach`); repeatable; with --vm.",
-    ),
-]
-DevicesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ID[:PATH][:rwm]",
-        help="Gives the container a device of the VM's (`device attach`); repeatable; with --vm.",
     ),
 ]
 NinePOption = Annotated[
@@ -125,11 +113,22 @@ StdinOption = Annotated[
 ]
 EnvironmentOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME[=VALUE]", help="Sets a variable, or passes ours; repeatable."),
+    typer.Option(
+        "-e", "--env", metavar="NAME[=VALUE]", help="Sets a variable, or passes ours; repeatable."
+    ),
 ]
-DirectoryOption = Annotated[str, typer.Option(metavar="DIR", help="Where the command starts.")]
-UserOption = Annotated[str, typer.Option(metavar="UID[:GID]", help="Who runs it.")]
-KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the VM running afterwards.")]
+DirectoryOption = Annotated[
+    str, typer.Option("-w", "--workdir", metavar="DIR", help="Where the command starts.")
+]
+UserOption = Annotated[
+    str,
+    typer.Option(
+        "-u",
+        "--user",
+        metavar="UID[:GID]|NAME[:GROUP]",
+        help="Who runs it; names are the container's own.",
+    ),
+]
 RunningOption = Annotated[
     str,
     typer.Option("--vm", metavar="NAME", help="Run it in this VM, which runs already and goes on."),
@@ -198,11 +197,26 @@ class MountOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantOption:
-    """`--device ID[:PATH][:rwm]`."""
+    """`--device DEVICE[:PATH][:rwm]`."""
 
     device: str
+    kind: str = "id"
+    """How it is named: "id", "bdf", "pci_path", "node"."""
     path: str = ""
     permissions: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserWord:
+    """`--user`: numbers, or a name that the container knows."""
+
+    uid: int = 0
+    gid: int = 0
+    name: str = ""
+    """ "name" or "name:group"; empty: the numbers count."""
+
+    def to_oci(self) -> dict[str, int | str]:
+        return {"username": self.name} if self.name else {"uid": self.uid, "gid": self.gid}
 
 
 def parse_mount(option: str, text: str) -> MountOption:
@@ -236,13 +250,23 @@ def parse_9p(text: str) -> NinePShare:
 
 def parse_grant(text: str) -> GrantOption:
     """Raises typer.BadParameter."""
-    match = _GRANT.fullmatch(text)
+    if _CDI.fullmatch(text):
+        raise typer.BadParameter(f"--device {text}: CDI devices are not built yet")
+    match = _DEVICE.fullmatch(text)
     if match is None:
         raise typer.BadParameter(
-            f"--device {text!r}: write ID, ID:PATH or ID:PATH:rwm, as in data:/dev/data:r"
+            f"--device {text!r}: write DEVICE[:PATH][:rwm], as in data:/dev/data:r; DEVICE is an"
+            " attached device's id, a BDF or PCI path, or a node of the guest's"
         )
+    kind = next(each for each in ("bdf", "pci_path", "node", "id") if match[each])
+    device = match[kind]
+    if kind == "bdf" and device.count(":") == 1:
+        device = f"0000:{device}"
     return GrantOption(
-        device=match["id"], path=match["path"] or "", permissions=match["permissions"] or ""
+        device=device.lower() if kind in ("bdf", "pci_path") else device,
+        kind=kind,
+        path=match["path"] or "",
+        permissions=match["permissions"] or "",
     )
 
 
@@ -273,6 +297,10 @@ def existing_file(text: str) -> Path:
     if not path.exists():
         raise typer.BadParameter(f"{text}: no such file")
     return path
+
+
+def exists(text: str) -> bool:
+    return Path(text).exists()
 
 
 def parse_size(text: str) -> int:
@@ -312,13 +340,13 @@ def _in_words(range_: range) -> str:
     return f"{range_.start} to {range_.stop - 1}"
 
 
-def parse_memory(text: str) -> int:
+def parse_memory(text: str, option: str = "--memory") -> int:
     """Bytes of a VM's memory."""
     size = parse_size(text)
     if size < LEAST_MEMORY or size % MIB:
         least = f"at least {LEAST_MEMORY // MIB}M"
         raise typer.BadParameter(
-            f"--memory {text}: write whole MiB, {least}; a bare number means MiB"
+            f"{option} {text}: write whole MiB, {least}; a bare number means MiB"
         )
     return size
 
@@ -326,6 +354,23 @@ def parse_memory(text: str) -> int:
 def parse_max_memory(text: str) -> int:
     """Bytes; empty is 0, no room."""
     return parse_size(text) if text else 0
+
+
+def read_environment(file: str) -> list[str]:
+    """Words of `--env-file`, one a line, as docker has it: no quotes, `#` at the beginning
+    of a line is a comment. Raises typer.BadParameter."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is no UTF-8"
+        raise typer.BadParameter(f"--env-file {file}: {why}") from None
+    words = [line.lstrip() for line in lines]
+    words = [word for word in words if word and not word.startswith("#")]
+    for word in words:
+        name = word.partition("=")[0]
+        if not name or any(letter.isspace() for letter in name):
+            raise typer.BadParameter(f"--env-file {file}: {word[:60]!r}: write NAME=VALUE or NAME")
+    return words
 
 
 def parse_environment(words: list[str]) -> tuple[str, ...]:
@@ -349,16 +394,19 @@ def parse_directory(text: str) -> str:
     return text
 
 
-def parse_user(text: str) -> tuple[int, int] | None:
-    """`UID[:GID]`, or nothing; names are the guest's business, whose passwd we can't see."""
+def parse_user(text: str) -> UserWord | None:
+    """`UID[:GID]` or `NAME[:GROUP]`, or nothing. Names are looked up in the container."""
     if not text:
         return None
-    if not re.fullmatch(r"\d+(:\d+)?", text):
-        raise typer.BadParameter(f"{text!r}: write numbers, UID or UID:GID")
-    uid, _, gid = text.partition(":")
-    if max(len(uid), len(gid)) > len(str(_LAST_ID)) or max(int(uid), int(gid or 0)) > _LAST_ID:
-        raise typer.BadParameter(f"{text}: not possible, at most {_LAST_ID} each")
-    return (int(uid), int(gid or uid))
+    user, colon, group = text.partition(":")
+    if not user or (colon and not group) or not text.isprintable() or ":" in group or " " in text:
+        raise typer.BadParameter(f"--user {text!r}: write UID[:GID] or NAME[:GROUP]")
+    for part in (user, group):
+        if re.fullmatch(r"[0-9]+", part) and (len(part) > 10 or int(part) > _LAST_ID):
+            raise typer.BadParameter(f"--user {text}: not possible, at most {_LAST_ID} each")
+    if user.isdecimal() and (not group or group.isdecimal()):
+        return UserWord(uid=int(user), gid=int(group or user))
+    return UserWord(name=text)
 
 
 def vm_spec(spec: VmSpec) -> VmSpec:

@@ -1,381 +1,168 @@
 """`innkeeper run`: a VM for one command, or a container in one that runs."""
+# ruff: noqa: ARG001 - the many options are read by their names
 
 from __future__ import annotations
 
-import asyncio
-import os
-import secrets
-import tempfile
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from innkeeper.cli import (
-    broken,
-    forward_specs,
-    nics,
-    options,
-    output,
-    terminal,
-    workload,
-)
-from innkeeper.cli.disk import copy, made_of
-from innkeeper.cli.errors import CliError
-from innkeeper.cli.forward import tell_chosen
-from innkeeper.cli.guest import Guest
-from innkeeper.cli.hardware import parse_cold
-from innkeeper.cli.interrupts import Interrupts
+from innkeeper.cli import asked, container_words, detach, forward_specs, options
 from innkeeper.cli.loop import wait_for
-from innkeeper.cli.options import DiskOption, GrantOption, MountOption
-from innkeeper.image.model import Flavour
-from innkeeper.shim import guest_disk
-from innkeeper.shim.client import Vm, VmSpec, find_vm, start_vm
-from innkeeper.shim.disks import DiskFile
-from innkeeper.shim.filling import oci
-from innkeeper.shim.images import find_image
+from innkeeper.cli.panels import GroupedCommand
+from innkeeper.cli.running import run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from grpc import aio
-
-CONTAINER = "main"
+    from collections.abc import Mapping
 
 
-# Of no use in a VM that runs already, by parameter.
-_OF_A_NEW_VM = (
-    *("name", "memory", "cpus", "image", "accel", "transport", "keep", "bridge", "switch"),
-    *("second_root", "iommu", "nvdimm", "max_memory", "max_cpus", "private_memory", "share_9p"),
-    *("cold", "net", "publish", "forward", "reverse"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """All that `innkeeper run` is asked for."""
-
-    spec: VmSpec | None
-    """The VM to boot; None to use the one that runs under the name `vm`."""
-    process: workload.ProcessOptions
-    disks: tuple[DiskOption, ...] = ()
-    shares: tuple[MountOption, ...] = ()
-    storages: tuple[MountOption, ...] = ()
-    """Those that are in the VM already."""
-    interfaces: tuple[nics.Nic, ...] = ()
-    """Those that a new VM has from the start."""
-    devices: tuple[GrantOption, ...] = ()
-    rootfs: Path | None = None
-    image: str = ""
-    """Of a root that is an OCI layout with several: its name."""
-    keep: bool = False
-    vm: str = ""
-    container: str = CONTAINER
-
-    @property
-    def root_disk(self) -> str:
-        return self._named("root")
-
-    @property
-    def named_disks(self) -> dict[str, DiskOption]:
-        """By the id of device and storage."""
-        return {self._named(f"disk{at}"): disk for at, disk in enumerate(self.disks, 1)}
-
-    @property
-    def named_shares(self) -> dict[str, MountOption]:
-        return {self._named(f"share{at}"): share for at, share in enumerate(self.shares, 1)}
-
-    def _named(self, name: str) -> str:
-        """In a VM of its own the plain name; others may have that one in a shared VM."""
-        return name if self.spec is not None else f"{self.container}-{name}"
+class RunCommand(GroupedCommand):
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Where, and how long": (
+            "vm",
+            "name",
+            "detached",
+            "rm",
+            "keep",
+            "stop_signal",
+            "stop_timeout",
+        ),
+        "The command": (
+            *("stdin", "tty", "detach_keys", "env", "env_file", "workdir", "user"),
+            *("entrypoint", "init", "log_opt"),
+        ),
+        "Root, mounts and devices": (
+            *("rootfs", "read_only", "volume", "mount", "tmpfs", "disk", "share", "storage"),
+            "device",
+        ),
+        "Limits of the container": (
+            *("cpus", "memory", "memory_reservation", "memory_swap", "pids_limit"),
+            *("cpuset_cpus", "shm_size", "ulimit"),
+        ),
+        "Rights and namespaces": (
+            *("cap_add", "cap_drop", "privileged", "security_opt", "sysctl", "hostname"),
+            *("pid", "ipc", "uts", "network"),
+        ),
+        "A new VM": (
+            *("vm_memory", "vm_cpus", "image", "accel", "transport", "net", "publish", "forward"),
+            *("reverse", "dns", "dns_search", "add_host", "cold", "share_9p", "max_memory"),
+            *("max_cpus", "nvdimm", "iommu", "bridge", "switch", "second_root", "private_memory"),
+        ),
+    }
 
 
 def run(  # noqa: PLR0913 - typer makes each parameter an option
     context: typer.Context,
-    command: options.CommandArgument,
+    command: container_words.CommandArgument = None,
     vm: options.RunningOption = "",
-    name: options.NewNameOption = "",
-    rootfs: options.RootOption = "",
+    name: container_words.NameOption = "",
+    *,
+    detached: container_words.DetachOption = False,
+    rm: container_words.RemoveOption = False,
+    keep: container_words.KeepOption = False,
+    stop_signal: container_words.StopSignalOption = "",
+    stop_timeout: container_words.StopTimeoutOption = None,
+    stdin: container_words.StdinOption = None,
+    tty: options.TerminalOption = False,
+    detach_keys: detach.KeysOption = detach.DEFAULT_KEYS,
+    env: options.EnvironmentOption = None,
+    env_file: container_words.EnvFileOption = None,
+    workdir: options.DirectoryOption = "",
+    user: options.UserOption = "",
+    entrypoint: container_words.EntrypointOption = None,
+    init: container_words.InitOption = False,
+    log_opt: container_words.LogOption = None,
+    rootfs: container_words.RootOption = "",
+    read_only: container_words.ReadOnlyOption = False,
+    volume: container_words.VolumeOption = None,
+    mount: container_words.MountOption = None,
+    tmpfs: container_words.TmpfsOption = None,
     disk: options.DisksOption = None,
     share: options.SharesOption = None,
     storage: options.StoragesOption = None,
-    device: options.DevicesOption = None,
-    *,
-    tty: options.TerminalOption = False,
-    stdin: options.StdinOption = True,
-    env: options.EnvironmentOption = None,
-    workdir: options.DirectoryOption = "/",
-    user: options.UserOption = "0:0",
-    memory: options.MemoryOption = "512M",
-    cpus: options.CpusOption = 1,
+    device: container_words.DeviceOption = None,
+    cpus: container_words.CpusOption = "",
+    memory: container_words.MemoryOption = "",
+    memory_reservation: container_words.ReservationOption = "",
+    memory_swap: container_words.SwapOption = "",
+    pids_limit: container_words.PidsOption = None,
+    cpuset_cpus: container_words.CpusetOption = "",
+    shm_size: container_words.ShmOption = "",
+    ulimit: container_words.UlimitOption = None,
+    cap_add: container_words.CapAddOption = None,
+    cap_drop: container_words.CapDropOption = None,
+    privileged: container_words.PrivilegedOption = False,
+    security_opt: container_words.SecurityOption = None,
+    sysctl: container_words.SysctlOption = None,
+    hostname: container_words.HostnameOption = "",
+    pid: container_words.PidOption = "own",
+    ipc: container_words.IpcOption = "own",
+    uts: container_words.UtsOption = "own",
+    network: container_words.NetworkOption = "sandbox",
+    vm_memory: container_words.VmMemoryOption = "",
+    vm_cpus: container_words.VmCpusOption = 0,
     image: options.ImageOption = "cloud",
     accel: options.AccelOption = "auto",
     transport: options.TransportOption = "auto",
-    keep: options.KeepOption = False,
-    bridge: options.BridgeOption = False,
-    switch: options.SwitchOption = False,
-    second_root: options.SecondRootOption = False,
-    iommu: options.IommuOption = False,
-    nvdimm: options.NvdimmOption = False,
-    max_memory: options.MaxMemoryOption = "",
-    max_cpus: options.MaxCpusOption = 0,
-    share_9p: options.NinePOption = None,
-    private_memory: options.PrivateMemoryOption = False,
-    cold: options.ColdOption = None,
     net: options.NetsOption = None,
     publish: forward_specs.PublishOption = None,
     forward: forward_specs.ForwardOption = None,
     reverse: forward_specs.ReverseOption = None,
+    dns: container_words.DnsOption = None,
+    dns_search: container_words.DnsSearchOption = None,
+    add_host: container_words.AddHostOption = None,
+    cold: options.ColdOption = None,
+    share_9p: options.NinePOption = None,
+    max_memory: options.MaxMemoryOption = "",
+    max_cpus: container_words.MaxCpusOption = 0,
+    nvdimm: options.NvdimmOption = False,
+    iommu: options.IommuOption = False,
+    bridge: options.BridgeOption = False,
+    switch: options.SwitchOption = False,
+    second_root: options.SecondRootOption = False,
+    private_memory: options.PrivateMemoryOption = False,
 ) -> None:
-    """Boots a VM, runs a command in a container there, and takes everything down again.
+    """Runs a command in a container: in a VM of its own, or with --vm in one that runs.
+
+    A VM of its own is booted for it and goes with it. With --vm the VM stays, and the container
+    with its disks and shares is taken away at its end; --keep and -d leave them there.
 
     The command's output is all that goes to stdout, byte for byte, and its exit
     code is ours (128+n when signal n ended it; 125 when we failed, 126 and 127
-    when the command could not be run or was not found).
+    when the command could not be run or was not found). Our input goes to it too, as to
+    any command of a shell; -n keeps it back.
 
-    Ctrl-C goes to the command; a second one ends the VM.
+    Ctrl-C goes to the command; a second one ends it. With -t all keys go to it, and with --vm
+    ctrl-p ctrl-q leaves it running.
 
-    With --vm the VM is one of `innkeeper vm start`, and stays: only the container
-    and its disks are taken away again.
+    What docker run has too is called as there, and means the same. Sizes: a bare number
+    means MiB.
 
     \b
     Examples:
       innkeeper run -- sha256sum /etc/passwd
       echo hello | innkeeper run -- tr a-z A-Z
-      innkeeper run -t -- sh
+      innkeeper run -it -- sh
+      innkeeper run -v .:/src:ro -w /src -u 1000 -e LANG=C -- make test
+      innkeeper run --rootfs ./debian-root -m 1G --cpus 1.5 -- /usr/bin/make -C /src
+      innkeeper run --rootfs ./layout:latest
+      innkeeper run --rootfs alpine.tar.gz --read-only --tmpfs /tmp:size=64M -- apk info
+      innkeeper run --cap-drop ALL --cap-add NET_BIND_SERVICE -p 8080:80 -- httpd -f -h /srv
       innkeeper run --disk data.img:/data:ro -- ls -l /data
-      innkeeper run --share .:/src:ro -- ls -l /src
-      innkeeper run --rootfs ./debian-root --memory 1G -- /usr/bin/make -C /src
-      innkeeper run --rootfs alpine.tar.gz --env HOME=/root -- apk info
-      innkeeper run -p 8080:80 -- httpd -f -h /srv
       innkeeper run --net user -- wget -qO- http://10.0.2.2:8000/
+      innkeeper run -d -p 8080:80 -- httpd -f -h /srv
+    \b
+    In a VM that runs (vm start web):
       innkeeper run --vm web --disk data.img:/data -- ls -l /data
-      innkeeper run --vm web --storage conf:/etc/app:ro --device gpu0 -- app
+      innkeeper run --vm web -v conf:/etc/app:ro --device gpu0 -- app
+      innkeeper run --vm web --device /dev/vfio/16 --device 0000:01:00.0:r -- app
+      innkeeper run --vm web -d --name db --rootfs storage:db-root -m 256M -- postgres
     """
-    process = _process(command, env or [], workdir, user, terminal=tty, stdin=stdin)
-    fresh = f"run-{secrets.token_hex(4)}"
-    _check_words_of(context, vm)
-    interfaces = tuple(nics.parse_net(text) for text in net or [])
-    spec = VmSpec(
-        name=name or fresh,
-        image=image,
-        memory=options.parse_memory(memory),
-        cpus=cpus,
-        accel=accel,
-        transport=transport,
-        tied=not keep,
-        bridge=bridge,
-        switch=switch,
-        second_root=second_root,
-        iommu=iommu,
-        nvdimm=nvdimm,
-        max_memory=options.parse_max_memory(max_memory),
-        max_cpus=max_cpus,
-        private_memory=private_memory,
-        shares_9p=tuple(options.parse_9p(text) for text in share_9p or []),
-        cold=parse_cold(cold or []) + nics.cold_devices(interfaces),
-        forwards=forward_specs.parse_all(publish, forward, reverse),
-    )
-    root, image = oci.split(rootfs)
-    request = RunRequest(
-        spec=None if vm else options.vm_spec(spec),
-        process=process,
-        disks=tuple(options.parse_disk(text) for text in disk or []),
-        shares=tuple(options.parse_share(text) for text in share or []),
-        storages=tuple(options.parse_mount("--storage", text) for text in storage or []),
-        interfaces=interfaces,
-        devices=tuple(options.parse_grant(text) for text in device or []),
-        rootfs=options.existing_file(str(root)) if rootfs else None,
-        image=image,
-        keep=keep,
-        vm=vm,
-        container=fresh if vm else CONTAINER,
-    )
+    request = asked.request_of(context.params, said(context))
     raise typer.Exit(wait_for(run_request(request)))
 
 
-def _check_words_of(context: typer.Context, vm: str) -> None:
-    """Raises typer.BadParameter for what means nothing to a VM that is new, or is not."""
-    if not vm and (context.params["storage"] or context.params["device"]):
-        raise typer.BadParameter("--storage and --device want --vm: a new VM has none yet")
-    for parameter in _OF_A_NEW_VM if vm else ():
-        source = context.get_parameter_source(parameter)
-        if source is not None and source.name == "COMMANDLINE":
-            word = parameter.replace("_", "-")
-            raise typer.BadParameter(
-                f"--{word} is for a new VM, and --vm takes one that runs already"
-            )
-
-
-def _process(
-    command: list[str],
-    env: list[str],
-    workdir: str,
-    user: str,
-    *,
-    terminal: bool,
-    stdin: bool,
-) -> workload.ProcessOptions:
-    given = options.parse_environment(env)
-    return workload.ProcessOptions(
-        argv=tuple(command),
-        environment=workload.full_environment(given, with_terminal=terminal),
-        directory=options.parse_directory(workdir),
-        user=options.parse_user(user),
-        terminal=terminal,
-        stdin=stdin,
-    )
-
-
-async def run_request(request: RunRequest) -> int:
-    """The exit code; raises what is in errors.EXPECTED, with all gone that came for it."""
-    if request.process.terminal:
-        terminal.require()
-    check_files(request)
-    async with Interrupts() as interrupts:
-        try:
-            if request.spec is None:
-                return await _use(find_vm(request.vm), request, interrupts)
-            return await _boot_and_run(request.spec, request, interrupts)
-        except (asyncio.CancelledError, BrokenPipeError) as error:
-            return interrupts.code_of(error)
-
-
-def check_files(request: RunRequest) -> None:
-    """What can be known to fail before there is a VM. Raises ShimError, DiskError, CliError."""
-    if request.rootfs is not None:
-        guest_disk.check_source(request.rootfs)
-        if oci.is_layout(request.rootfs):
-            oci.Layout(request.rootfs, request.image)
-    seen: list[DiskOption] = []
-    for disk in request.disks:
-        DiskFile.check(str(disk.file), disk.format, read_only=disk.read_only)
-        for other in seen:
-            if disk.file.samefile(other.file) and not (disk.read_only and other.read_only):
-                raise CliError(
-                    f"--disk {disk.file}: given twice, and the guest would write to it",
-                    hint="give it once, or with :ro each time",
-                )
-        seen.append(disk)
-
-
-async def _boot_and_run(spec: VmSpec, request: RunRequest, interrupts: Interrupts) -> int:
-    vm = await boot(spec, request.interfaces)
-    try:
-        tell_chosen(vm, spec.forwards)
-        async with vm.channel() as channel, broken.explained(vm, channel):
-            # What would have to be taken away again goes with the VM.
-            return await _run_in(vm, channel, request, interrupts, AsyncExitStack())
-    finally:
-        await _take_down(vm, request)
-
-
-async def _use(vm: Vm, request: RunRequest, interrupts: Interrupts) -> int:
-    async with (
-        vm.channel() as channel,
-        broken.explained(vm, channel),
-        AsyncExitStack() as undo,
-    ):
-        return await _run_in(vm, channel, request, interrupts, undo)
-
-
-async def _run_in(
-    vm: Vm,
-    channel: aio.Channel,
-    request: RunRequest,
-    interrupts: Interrupts,
-    undo: AsyncExitStack,
-) -> int:
-    with output.busy(f"{vm.name}: starting the container") as show:
-        guest = Guest(vm=vm, channel=channel, undo=undo)
-        await _plug_all(guest, request, show)
-        process = await guest.start_container(_container(request))
-    return await workload.follow(channel, process, request.process, interrupts)
-
-
-async def boot(spec: VmSpec, interfaces: Sequence[nics.Nic] = ()) -> Vm:
-    """Starts a VM, with a display of its progress on a terminal, and sets its interfaces
-    up; where that fails, no VM is left."""
-    if spec.shares_9p and find_image(spec.image).flavour is Flavour.CLOUD:
-        output.warn("the kernel of the image cloud has no 9p: take --image generic, or --share")
-    with output.busy(f"{spec.name}: starting") as show:
-        vm = await start_vm(
-            spec, on_progress=lambda at: show(f"{spec.name}: {at.text} ({at.seconds:.1f} s)")
-        )
-        try:
-            await nics.set_up(vm, interfaces)
-        except BaseException:
-            await vm.end()
-            raise
-        return vm
-
-
-async def _plug_all(guest: Guest, request: RunRequest, show: Callable[[str], None]) -> None:
-    name = guest.vm.name
-    if request.rootfs is not None:
-        show(f"{name}: making a disk from {request.rootfs}")
-        await _plug_root(guest, request.root_disk, request.rootfs, request.image)
-    for storage_id, disk in request.named_disks.items():
-        show(f"{name}: plugging in {disk.file}")
-        await guest.plug(storage_id, disk)
-        await guest.mount(storage_id, disk)
-    for storage_id, share in request.named_shares.items():
-        show(f"{name}: sharing {share.what}")
-        await guest.share(storage_id, share)
-
-
-async def _plug_root(guest: Guest, storage_id: str, source: Path, image: str) -> None:
-    """The image file is nameless once QEMU has it open, so nothing has to clean it up."""
-    with tempfile.TemporaryDirectory(prefix="innkeeper-", dir=_large_temporary()) as folder:
-        target = Path(folder, "root.img")
-        if oci.is_layout(source):
-            await asyncio.to_thread(_copy_of_image, source, image, target)
-        else:
-            await asyncio.to_thread(_fill, source, target)
-        disk = DiskOption(file=target, mount="/")
-        await guest.plug(storage_id, disk)
-    await guest.mount(storage_id, disk)
-
-
-def _copy_of_image(layout: Path, image: str, target: Path) -> None:
-    """Made once; each container writes to a copy of its own."""
-    text = f"{layout}:{image}" if image else str(layout)
-    copy(made_of(text, "ext4", writable=True), target)
-
-
-def _fill(source: Path, target: Path) -> None:
-    made = guest_disk.make_disk(source, target, label="root")
-    if made.left_out:
-        output.warn(f"{source}: {made.left_out} device nodes left out; only root can make them")
-
-
-def _container(request: RunRequest) -> workload.ContainerOptions:
-    own = {name: disk.mount for name, disk in request.named_disks.items()}
-    own |= {name: share.mount for name, share in request.named_shares.items()}
-    return workload.ContainerOptions(
-        id=request.container,
-        process=request.process,
-        root_storage=request.root_disk if request.rootfs is not None else "",
-        storages=own,
-        mounts=request.storages,
-        devices=request.devices,
-    )
-
-
-def _large_temporary() -> str | None:
-    """/tmp may be memory; a root file system is too large for that."""
-    return None if "TMPDIR" in os.environ or not Path("/var/tmp").is_dir() else "/var/tmp"
-
-
-async def _take_down(vm: Vm, request: RunRequest) -> None:
-    if request.keep:
-        output.note(f"{vm.name}: left running; stop it with: innkeeper vm stop {vm.name}")
-        return
-    ending = await vm.end()
-    if not ending.clean and any(not disk.read_only for disk in request.disks):
-        output.warn(
-            f"{vm.name}: {ending.why}, so it was ended;"
-            " what was written last to its disks may be lost"
-        )
+def said(context: typer.Context) -> set[str]:
+    """Names of the parameters that are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}

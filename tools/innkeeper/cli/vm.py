@@ -10,11 +10,11 @@ import grpc
 import typer
 
 from innkeeper.cli import forward_specs, nics, options, output
+from innkeeper.cli.booting import boot
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.forward import described
 from innkeeper.cli.hardware import parse_cold
 from innkeeper.cli.loop import wait_for
-from innkeeper.cli.run import boot
 from innkeeper.shim.client import Vm, VmSpec, find_vm, list_vms
 from innkeeper.shim.errors import ShimError
 from innkeeper.shim.forwarding import record

@@ -2,9 +2,11 @@
 
 A connection may go at any time (the agent restarts, the transport breaks). The
 process and its output stay in the guest, and every byte has an absolute
-offset. So `ProcessStreams` attaches again at the offsets it has, passes on
-every byte once, and gives up only when nothing has moved for `patience`
-seconds.
+offset. So `ProcessStreams` attaches again at the offsets it has, by a name for
+which the guest keeps what it has not had, passes on every byte once, and gives up
+only when nothing has moved for `patience` seconds. It is done at the process's exit,
+or with `until` END when the streams themselves have ended, which a child left
+behind may hold off.
 
 Input goes out in frames with offsets too. What the guest has not acknowledged
 is kept, at most `INPUT_WINDOW` bytes of it: when that is full nothing more is
@@ -14,6 +16,7 @@ read from the source, and that is the back-pressure.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +28,7 @@ from innkeeper.shim import writing
 from innkeeper.v1 import processes_pb2, processes_pb2_grpc, types_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from grpc import aio
 
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
 
 INPUT_WINDOW = 1 << 20
 _INPUT_FRAME = 256 << 10
+_ACKNOWLEDGE_STEP = 64 << 10
+"""Output is acknowledged when it is so much: the smallest window of a stream."""
+
+UNTIL_EXIT = processes_pb2.ATTACH_UNTIL_EXIT
+UNTIL_END = processes_pb2.ATTACH_UNTIL_END
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
@@ -70,6 +78,11 @@ class StreamEnds:
     stdout: Sink
     stderr: Sink
     source: Source | None = None
+    from_kept: bool = False
+    """Output begins with the oldest that the guest has, not with the first byte."""
+    on_gap: Callable[[types_pb2.StreamKind.ValueType, int, int], None] | None = None
+    """Told of output that is missing later: its first byte, and the first that is there
+    again. Without it that is a StreamsError."""
 
 
 class StreamsError(Exception):
@@ -86,6 +99,8 @@ class InputBuffer:
         self._kept = bytearray()
         self._room = asyncio.Event()
         self._room.set()
+        self._taken = asyncio.Event()
+        self._taken.set()
 
     @property
     def end(self) -> int:
@@ -105,6 +120,10 @@ class InputBuffer:
         """Waits until something fits, and says how much."""
         await self._room.wait()
         return INPUT_WINDOW - len(self._kept)
+
+    async def taken(self) -> None:
+        """Waits until the guest has all that was put in."""
+        await self._taken.wait()
 
     def acknowledge(self, offset: int) -> None:
         """The guest has everything before `offset` and nothing after it; the
@@ -134,7 +153,8 @@ class InputBuffer:
     def frame(self, offset: int) -> bytes:
         """The next bytes from `offset` on, empty when there are none."""
         start = offset - (self._base or 0)
-        return bytes(self._kept[start : start + _INPUT_FRAME])
+        with memoryview(self._kept) as kept:
+            return bytes(kept[start : start + _INPUT_FRAME])
 
     def abandon(self) -> None:
         """The process takes no more input: drops what is kept and what comes."""
@@ -147,6 +167,10 @@ class InputBuffer:
             self._room.set()
         else:
             self._room.clear()
+        if self._kept:
+            self._taken.clear()
+        else:
+            self._taken.set()
 
 
 @dataclass(slots=True)
@@ -156,19 +180,27 @@ class OutputCursor:
     sink: Sink
     offset: int = 0
     ended: bool = False
+    begun: bool = False
 
     async def take(self, frame: processes_pb2.OutputFrame) -> None:
         """Passes on what of the frame is new. Raises StreamsError on a gap."""
         if frame.offset > self.offset:
-            name = types_pb2.StreamKind.Name(frame.stream).rpartition("_")[2].lower()
-            raise StreamsError(
-                f"bytes {self.offset} to {frame.offset} of the process's {name} are missing"
-            )
+            raise _missing(self.offset, frame.offset, frame.stream)
         new = frame.data[self.offset - frame.offset :]
         if new:
+            self.begun = True
             await self.sink.write(new)
             self.offset += len(new)
         self.ended = self.ended or frame.end
+
+    def skip(self, gap: processes_pb2.OutputGap) -> None:
+        """Goes on behind bytes that the guest has dropped."""
+        self.offset = max(self.offset, gap.to)
+
+
+def _missing(start: int, end: int, stream: types_pb2.StreamKind.ValueType) -> StreamsError:
+    name = types_pb2.StreamKind.Name(stream).rpartition("_")[2].lower()
+    return StreamsError(f"bytes {start} to {end} of the process's {name} are missing")
 
 
 @dataclass(slots=True)
@@ -191,12 +223,21 @@ class ProcessStreams:
         ends: StreamEnds,
         *,
         patience: float = 30.0,
+        until: processes_pb2.AttachUntil.ValueType = UNTIL_EXIT,
+        may_miss: bool = False,
     ) -> None:
+        """With `may_miss`, output that the guest has dropped is passed over in silence, and
+        this host never makes the process wait."""
+        self._name = secrets.token_hex(8)
         self._channel = channel
         self._stub = processes_pb2_grpc.ProcessesStub(channel)
         self._process = process
         self._source = ends.source
         self._patience = patience
+        self._until = until
+        self._may_miss = may_miss
+        self._from_kept = ends.from_kept
+        self._on_gap = ends.on_gap
         self._input = InputBuffer()
         self._outputs = {
             types_pb2.STREAM_KIND_STDOUT: OutputCursor(ends.stdout),
@@ -215,9 +256,13 @@ class ProcessStreams:
         self._size = types_pb2.WindowSize(rows=rows, columns=columns)
         self._changed.set()
 
+    async def input_taken(self) -> None:
+        """Waits until the guest has all that was read from the source so far."""
+        await self._input.taken()
+
     async def run(self) -> types_pb2.ExitStatus:
         """Passes bytes on in both directions until the process has ended and
-        all of its output was written.
+        all of its output was written, or until its streams have ended as well.
 
         Raises StreamsError, grpc.RpcError for an answer of the guest that is
         no lost connection, and what source and sinks raise; the first of them
@@ -226,7 +271,7 @@ class ProcessStreams:
         try:
             async with asyncio.TaskGroup() as group:
                 pump = group.create_task(self._read_input())
-                exit_status = await self._attach_until_exit()
+                exit_status = await self._attach_until_done()
                 pump.cancel()
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -246,9 +291,9 @@ class ProcessStreams:
         self._input.ended = True
         self._changed.set()
 
-    async def _attach_until_exit(self) -> types_pb2.ExitStatus:
+    async def _attach_until_done(self) -> types_pb2.ExitStatus:
         patience = _Patience(self._patience, self._channel)
-        while self._exit is None:
+        while (end := self._done()) is None:
             before = self._progress
             failure: grpc.RpcError | None = None
             try:
@@ -258,7 +303,12 @@ class ProcessStreams:
             if self._progress != before or self._lasted():
                 patience.renew()
             await self._after_call(failure, patience)
-        return self._exit
+        return end
+
+    def _done(self) -> types_pb2.ExitStatus | None:
+        """How the process ended, when no more is to come."""
+        ended = all(cursor.ended for cursor in self._outputs.values())
+        return self._exit if ended or self._until == UNTIL_EXIT else None
 
     def _lasted(self) -> bool:
         """The last connection was a good one, only with nothing to say."""
@@ -271,15 +321,29 @@ class ProcessStreams:
             self._input.abandon()
         elif failure is not None and is_broken_connection(failure):
             await patience.pause(details_of(failure))
-        elif failure is not None:
+        elif failure is not None and not self._moved_to_kept(failure):
             raise failure
+        elif failure is not None:
+            return
         elif self._exit is None and all(cursor.ended for cursor in self._outputs.values()):
             # All output came and the exit got lost.
             answer = await self._stub.Wait(processes_pb2.WaitRequest(process=self._process))
             self._exit = answer.exit
-        elif self._exit is None:
+        elif self._done() is None:
             # Somebody between the guest and us closed the call.
             await patience.pause("the call ended before the process did")
+
+    def _moved_to_kept(self, failure: grpc.RpcError) -> bool:
+        """Whether output can begin later than it was asked for, and does now."""
+        info = error_info(failure)
+        if not self._from_kept or info is None or info.reason != "OFFSET_NOT_KEPT":
+            return False
+        names = dict(zip(("stdout", "stderr"), self._outputs.values(), strict=True))
+        cursor, oldest = names.get(info.metadata["stream"]), info.metadata["oldest"]
+        if cursor is None or cursor.begun or not oldest.isdecimal():
+            return False
+        before, cursor.offset = cursor.offset, int(oldest)
+        return cursor.offset > before
 
     async def _attach_once(self) -> None:
         """One connection, from `open` to its end."""
@@ -293,7 +357,7 @@ class ProcessStreams:
                     sender = self._start_sending(call, response.opened)
                 else:
                     await self._take(response)
-                if self._exit is not None:
+                if self._done() is not None:
                     return
         finally:
             call.cancel()
@@ -306,13 +370,18 @@ class ProcessStreams:
             process=self._process,
             stdout_offset=self._outputs[types_pb2.STREAM_KIND_STDOUT].offset,
             stderr_offset=self._outputs[types_pb2.STREAM_KIND_STDERR].offset,
+            until=self._until,
+            may_miss=self._may_miss,
+            reader=self._name,
         )
 
     def _start_sending(
         self, call: AttachCall, opened: processes_pb2.StreamsOpened
     ) -> asyncio.Task[None]:
         self._opened_at = asyncio.get_running_loop().time()
-        sent = _Sent(input_offset=self._input.resume(opened.stdin_offset))
+        sent = _Sent(
+            input_offset=self._input.resume(opened.stdin_offset),
+        )
         self._terminal = opened.terminal
         if opened.terminal:
             self._outputs[types_pb2.STREAM_KIND_STDERR].ended = True
@@ -328,8 +397,28 @@ class ProcessStreams:
             case "input_ack":
                 self._input.acknowledge(response.input_ack.offset)
                 self._changed.set()
+            case "gap":
+                self._pass_over(response.gap)
             case "exit":
-                self._exit = response.exit
+                self._take_exit(response.exit)
+
+    def _pass_over(self, gap: processes_pb2.OutputGap) -> None:
+        cursor = self._outputs[gap.stream]
+        first = self._from_kept and not cursor.begun
+        if gap.to > cursor.offset and not (self._may_miss or first):
+            if self._on_gap is None:
+                raise _missing(cursor.offset, gap.to, gap.stream)
+            self._on_gap(gap.stream, cursor.offset, gap.to)
+        cursor.skip(gap)
+        self._changed.set()
+
+    def _take_exit(self, end: types_pb2.ExitStatus) -> None:
+        """All that was written until then must have come before."""
+        marks = (end.stdout_bytes, end.stderr_bytes)
+        for (stream, cursor), mark in zip(self._outputs.items(), marks, strict=True):
+            if cursor.offset < mark:
+                raise _missing(cursor.offset, mark, stream)
+        self._exit = end
 
     async def _send(self, call: AttachCall, sent: _Sent) -> None:
         """Sends what is due until it is cancelled; the reader sees why a call ended."""
@@ -352,8 +441,10 @@ class ProcessStreams:
         yield from self._due_input(sent)
 
     def _due_acknowledgements(self, sent: _Sent) -> Iterator[processes_pb2.AttachRequest]:
+        """At once, so that the guest knows that this host does; then in steps."""
         for stream, cursor in self._outputs.items():
-            if cursor.offset > sent.acknowledged.get(stream, 0):
+            before = sent.acknowledged.get(stream, -_ACKNOWLEDGE_STEP)
+            if cursor.offset - before >= _ACKNOWLEDGE_STEP:
                 sent.acknowledged[stream] = cursor.offset
                 ack = processes_pb2.OutputAck(stream=stream, offset=cursor.offset)
                 yield processes_pb2.AttachRequest(ack=ack)

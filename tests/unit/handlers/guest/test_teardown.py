@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +20,26 @@ class _Nothing:
     def list(self) -> tuple[Any, ...]:
         return ()
 
-    async def remove(self, container_id: str, grace: float, timeout: float | None) -> None: ...
+    async def remove(
+        self,
+        container_id: str,
+        grace: float,
+        timeout: float | None,
+        *,
+        sandbox_gone: bool = False,
+    ) -> None: ...
 
     async def forget(self, device_id: str) -> None: ...
 
     async def clear(self, deadline: Deadline) -> None: ...
+
+    async def alone(
+        self, work: Callable[[], Coroutine[Any, Any, tuple[str, ...]]]
+    ) -> tuple[str, ...]:
+        return await work()
+
+    async def undo(self, deadline: Deadline, *, keep_dns: bool = False) -> tuple[str, ...]:
+        return ()
 
 
 class _Storages:
@@ -51,11 +67,19 @@ class _Storages:
             self.all_others_gone.set()
 
 
+def _teardown(storages: _Storages, *, setup: _Nothing | None = None) -> Teardown:
+    return Teardown(
+        containers=_Nothing(),
+        storages=storages,
+        devices=_Nothing(),
+        dns=_Nothing(),
+        setup=setup or _Nothing(),
+    )
+
+
 async def test_what_rests_on_others_goes_in_order_beside_one_that_hangs() -> None:
     storages = _Storages()
-    teardown = Teardown(
-        containers=_Nothing(), storages=storages, devices=_Nothing(), dns=_Nothing()
-    )
+    teardown = _teardown(storages)
     (line,) = await teardown.run(30)
     assert storages.gone == ["lid", "top", "base"]
     assert line.startswith("storage hung: ")
@@ -66,9 +90,7 @@ async def test_what_nobody_lets_go_is_told_once_nothing_else_goes() -> None:
     storages = _Storages()
     storages.there = ["base", "top"]
     storages.detach = _refused  # type: ignore[method-assign]
-    teardown = Teardown(
-        containers=_Nothing(), storages=storages, devices=_Nothing(), dns=_Nothing()
-    )
+    teardown = _teardown(storages)
     assert await teardown.run(30) == ("storage base: in use", "storage top: in use")
 
 
@@ -76,11 +98,29 @@ async def test_what_is_left_is_told_in_the_order_of_the_list() -> None:
     storages = _Storages()
     storages.there = [f"disk{number}" for number in range(20)]
     storages.detach = _refused  # type: ignore[method-assign]
-    teardown = Teardown(
-        containers=_Nothing(), storages=storages, devices=_Nothing(), dns=_Nothing()
-    )
+    teardown = _teardown(storages)
     told = await teardown.run(30)
     assert told == tuple(f"storage disk{number}: in use" for number in range(20))
+
+
+class _Setup(_Nothing):
+    """Tells how much time it was given."""
+
+    left = 0.0
+
+    async def undo(self, deadline: Deadline, *, keep_dns: bool = False) -> tuple[str, ...]:
+        self.left = deadline.left()
+        assert keep_dns
+        return ("module loop: Module loop is in use",)
+
+
+async def test_what_create_set_up_goes_last_and_has_time_left() -> None:
+    """Also when the objects took all the time."""
+    storages, setup = _Storages(), _Setup()
+    storages.there = ["hung"]
+    lines = await _teardown(storages, setup=setup).run(0.01)
+    assert lines == ("storage hung: the time is over", "module loop: Module loop is in use")
+    assert setup.left > 1
 
 
 async def _refused(storage_id: str, timeout: float | None) -> None:

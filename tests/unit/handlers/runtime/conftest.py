@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.bed import FakeBed, Life
-from tests.fakes.crun import reaping
+from tests.fakes.crun import FakeGroup, reaping
 from tests.fakes.pid1 import FakePid1
 
 
@@ -26,6 +26,7 @@ async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeBed]:
         monkeypatch.setenv("PATH", f"{bed.crun.directory}:{os.environ['PATH']}")
         yield bed
         await bed.close()
+        FakeGroup.frozen_groups.clear()
 
 
 @pytest.fixture

@@ -10,20 +10,28 @@ from typing import Any
 
 import pytest
 
-from agent.core.errors import AgentError, Code, Reason
+from agent.core.errors import AgentError, Code, Reason, wrong_state
 from agent.core.fileops import BindMount, FsMount, Location, MountOption, OverlayMount
+from agent.core.life import EndCause, OutOfMemory, PressureResource, PressureThreshold
 from agent.core.model import (
     ContainerState,
+    ContainerUpdate,
     DeviceGrant,
+    OutputChunk,
+    ProcessExit,
     ProcessRef,
     RootPath,
     RootStorage,
     StorageMount,
     Stream,
 )
+from agent.handlers.runtime import containers
+from agent.handlers.runtime.creating import shown
+from agent.handlers.runtime.exitdetails import details_of, end_of
 from tests.fakes.bed import FakeBed as Bed
 from tests.fakes.bed import Life
 from tests.fakes.crun import FakeGroup
+from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
@@ -174,6 +182,18 @@ async def test_a_create_that_hangs_ends_at_its_deadline(bed: Bed, life: Life) ->
     assert bed.left() == {}
 
 
+async def test_the_time_of_the_way_back_begins_with_it(
+    bed: Bed, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once began with the create: one that took longer than that left its bundle and mounts."""
+    monkeypatch.setattr(containers, "_ROLLBACK_TIMEOUT", 2.0)
+    bed.crun.plan(hang=["create"])
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request("sleep 100", timeout=2.2))
+    assert "not_undone" not in caught.value.fields
+    assert bed.left() == {}
+
+
 async def test_a_caller_that_leaves_gets_the_answer_when_it_asks_again(
     bed: Bed, life: Life
 ) -> None:
@@ -226,26 +246,20 @@ async def test_mount_targets_are_made_before_the_runtime_mounts(bed: Bed, life: 
     assert bed.noted.targets == [(root, ["/etc/hosts", "/proc", "/var/run/secrets"])]
 
 
-@pytest.mark.parametrize("selinux", [True, False])
-async def test_labels_are_for_a_guest_with_selinux(
-    bed: Bed, life: Life, caplog: pytest.LogCaptureFixture, selinux: bool
-) -> None:
-    """Without it they are dropped with a log, as those of mounts are (case 41)."""
-    if selinux:
-        enforce = bed.roots.sys / "fs/selinux/enforce"
-        enforce.parent.mkdir(parents=True)
-        enforce.write_text("1")
+async def test_what_the_guest_cannot_do_is_refused_and_not_left_out(bed: Bed, life: Life) -> None:
+    """A label in a guest without SELinux, of the process or of an exec."""
     label = "system_u:system_r:container_t:s0:c1,c2"
-    spec = {
-        "process": {"args": ["/bin/sh"], "selinuxLabel": label},
-        "linux": {"mountLabel": label},
-    }
-    await life.containers.create(bed.request(spec=json.dumps(spec).encode()))
-    config = life.containers.table.container("c1").bundle.config()
-    wanted = label if selinux else None
-    assert config["process"].get("selinuxLabel") == wanted
-    assert config["linux"].get("mountLabel") == wanted
-    assert caplog.text.count("no SELinux") == (0 if selinux else 2)
+    process = {"args": ["/bin/sh", "-c", "sleep 100"]}
+    spec = {"process": {**process, "selinuxLabel": label}}
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request(spec=json.dumps(spec).encode()))
+    assert caught.value.reason is Reason.NOT_SUPPORTED
+    assert (bed.crun.calls, bed.left()) == ([], {})
+    await life.containers.create(bed.request("sleep 100"))
+    await life.containers.start("c1")
+    with pytest.raises(AgentError) as caught:
+        await life.processes.exec(bed.exec_request("exit 0", selinuxLabel=label))
+    assert caught.value.reason is Reason.NOT_SUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -334,7 +348,7 @@ async def test_remove_gives_the_grace_and_then_kills(bed: Bed, life: Life) -> No
     await life.containers.create(bed.request("trap 'exit 7' TERM; echo up; sleep 100 & wait"))
     await life.containers.start("c1")
     chunk = await anext(life.processes.output(C1, {Stream.STDOUT: 0}))
-    assert chunk.data == b"up\n"
+    assert chunk == OutputChunk(stream=Stream.STDOUT, offset=0, data=b"up\n")
     await life.containers.remove("c1", 10, 20)
     assert (await life.wait("c1")).code == 7
 
@@ -342,7 +356,8 @@ async def test_remove_gives_the_grace_and_then_kills(bed: Bed, life: Life) -> No
 async def test_remove_kills_what_ignores_the_request(bed: Bed, life: Life) -> None:
     await life.containers.create(bed.request("trap '' TERM; echo up; read line"))
     await life.containers.start("c1")
-    assert (await anext(life.processes.output(C1, {Stream.STDOUT: 0}))).data == b"up\n"
+    chunk = await anext(life.processes.output(C1, {Stream.STDOUT: 0}))
+    assert chunk == OutputChunk(stream=Stream.STDOUT, offset=0, data=b"up\n")
     await life.containers.remove("c1", 0.05, 10)
     assert (await life.wait("c1")).code == 137
     assert bed.left() == {}
@@ -389,3 +404,203 @@ async def test_eight_rounds_leave_nothing(bed: Bed, life: Life) -> None:
         except AgentError:
             assert number % 4 == 0
         assert bed.left() == {}
+
+
+@pytest.fixture
+async def running(bed: Bed, life: Life) -> Life:
+    await life.containers.create(bed.request("trap 'exit 6' TERM; echo up; read line"))
+    await life.containers.start("c1")
+    return life
+
+
+async def test_a_pause_and_its_end_are_told_once(bed: Bed, running: Life) -> None:
+    for _ in range(2):
+        paused = await running.containers.pause("c1")
+        assert paused.state is ContainerState.PAUSED
+    for _ in range(2):
+        assert (await running.containers.resume("c1")).state is ContainerState.RUNNING
+    told = [each for each in running.events.published if each[0].endswith(("paused", "resumed"))]
+    assert told == [
+        ("container_paused", "c1", {}),
+        ("container_resumed", "c1", {"why": "asked"}),
+    ]
+
+
+async def test_what_needs_it_running_is_refused_with_the_state(bed: Bed, running: Life) -> None:
+    """An exec in a paused container would hang until it is resumed."""
+    await running.containers.pause("c1")
+    for call in (
+        running.containers.start("c1"),
+        running.containers.update(ContainerUpdate(id="c1", exclusive_cpus=1)),
+        running.processes.exec(bed.exec_request("exit 0")),
+    ):
+        with pytest.raises(AgentError) as caught:
+            await call
+        assert caught.value.reason is Reason.WRONG_STATE
+        assert caught.value.fields["state"] == "paused"
+    assert bed.crun.operations() == ["create", "start"]
+
+
+async def test_a_paused_one_is_resumed_to_be_removed(bed: Bed, running: Life) -> None:
+    await running.containers.pause("c1")
+    await running.containers.remove("c1", 10, 20)
+    assert bed.left() == {}
+    assert ("container_resumed", "c1", {"why": "removed"}) in running.events.published
+
+
+async def test_one_that_does_not_stop_is_resumed(
+    bed: Bed, running: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeGroup, "restless", True)
+    with pytest.raises(AgentError) as caught:
+        await running.containers.pause("c1")
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+    assert running.containers.get("c1").state is ContainerState.RUNNING
+    assert running.events.published[-1] == ("container_resumed", "c1", {"why": "failed"})
+
+
+@pytest.mark.parametrize("state", [ContainerState.CREATED, ContainerState.STOPPED])
+async def test_only_one_that_runs_can_be_paused(
+    bed: Bed, life: Life, state: ContainerState
+) -> None:
+    await life.containers.create(bed.request("exit 0"))
+    if state is ContainerState.STOPPED:
+        await life.containers.start("c1")
+        await life.wait("c1")
+    for call in (life.containers.pause("c1"), life.containers.resume("c1")):
+        with pytest.raises(AgentError) as caught:
+            await call
+        assert caught.value.reason is Reason.WRONG_STATE
+        assert caught.value.fields["state"] == state
+
+
+async def test_a_status_says_when_and_what(bed: Bed, life: Life) -> None:
+    created = await life.containers.create(bed.request("exit 0" + " " * 2000, terminal=True))
+    assert (created.started, created.terminal, created.cgroup) == (0.0, True, "/pods/s/c1")
+    assert created.arguments[:2] == ("/bin/sh", "-c")
+    assert sum(len(each) for each in created.arguments) == 1024
+    started = await life.containers.start("c1")
+    assert 0 < created.created <= started.started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a", "", "b"], ("a", "", "b")),
+        (["x" * 1023, "yz", "w"], ("x" * 1023, "y")),
+        (["\u4e16" * 400], ("\u4e16" * 341,)),
+        (["a\ud800b"], ("a?b",)),
+        ([], ()),
+    ],
+)
+def test_arguments_are_cut_to_what_a_status_has_room_for(
+    arguments: list[str], expected: tuple[str, ...]
+) -> None:
+    assert shown(arguments) == expected
+
+
+async def test_pressure_is_watched_from_its_creation_to_its_removal(bed: Bed, life: Life) -> None:
+    one = PressureThreshold(resource=PressureResource.CPU, stall=1000, window=1_000_000)
+    two = replace(one, resource=PressureResource.IO)
+    await life.containers.create(bed.request("sleep 100", pressure=(one,)))
+    assert bed.pressure.watched == {"c1": (one,)}
+    await life.containers.update(ContainerUpdate(id="c1", pressure=(one, two)))
+    bed.pressure.watched.clear()
+    heir = await bed.restart(life)
+    assert bed.pressure.watched == {"c1": (one, two)}
+    await heir.containers.update(ContainerUpdate(id="c1", pressure=()))
+    assert bed.pressure.watched == {}
+    await heir.containers.remove("c1", 0, 10)
+    assert bed.left() == {}
+
+
+async def test_a_threshold_that_is_refused_takes_the_container_back(bed: Bed, life: Life) -> None:
+    bed.pressure.refused = wrong_state("no PSI here", reason=Reason.NOT_SUPPORTED)
+    one = PressureThreshold(resource=PressureResource.CPU, stall=1000, window=1_000_000)
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request("sleep 100", pressure=(one,)))
+    assert caught.value.reason is Reason.NOT_SUPPORTED
+    assert bed.left() == {}
+
+
+async def test_namespaces_of_the_sandbox_are_joined(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("exit 0", shared_namespaces=("ipc", "pid")))
+    config = life.containers.table.container("c1").bundle.config()
+    joined = {each["type"]: each.get("path") for each in config["linux"]["namespaces"]}
+    assert (joined["pid"], joined["ipc"]) == ("/namespaces/pid", "/namespaces/ipc")
+    assert bed.namespaces.open == 0
+
+
+async def test_one_that_waits_for_its_turn_too_long_is_not_begun(bed: Bed, life: Life) -> None:
+    """What hangs is bounded by its own deadline, who waits behind it by another."""
+    bed.crun.plan(hang=["create"])
+    hanging = asyncio.create_task(life.containers.create(bed.request("sleep 100", timeout=4.0)))
+    await until(lambda: bed.crun.operations() == ["create"])
+    with pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request("sleep 200", timeout=0.05))
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+    assert not hanging.done()
+    # Another container does not notice.
+    bed.crun.plan(hang=[])
+    await life.containers.create(bed.request("exit 0", id="c2"))
+    await life.containers.remove("c2", 0, 10)
+    with pytest.raises(AgentError):
+        await hanging
+    assert (bed.crun.operations().count("create"), bed.left()) == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("gone", "cause", "why"),
+    [
+        (False, EndCause.KILLED_BY_AGENT, "its container was removed"),
+        (True, EndCause.SANDBOX_GONE, "the sandbox was destroyed"),
+    ],
+)
+async def test_why_the_agent_ended_it(
+    bed: Bed, running: Life, gone: bool, cause: EndCause, why: str
+) -> None:
+    await running.processes.exec(bed.exec_request("exec sleep 100"))
+    await running.containers.remove("c1", 0, 10, sandbox_gone=gone)
+    for exec_id in ("", "e1"):
+        end = await running.wait("c1", exec_id)
+        assert (end.signal, end.cause, end.why) == (9, cause, why)
+
+
+async def test_one_that_ends_when_it_is_asked_to_has_exited(bed: Bed, running: Life) -> None:
+    assert (await anext(running.processes.output(C1, {Stream.STDOUT: 0}))) is not None
+    await running.containers.remove("c1", 10, 20)
+    end = await running.wait("c1")
+    assert (end.code, end.cause, end.why) == (6, EndCause.EXITED, "")
+
+
+async def test_the_event_of_an_end_tells_all_of_it(bed: Bed, life: Life) -> None:
+    await life.containers.create(bed.request("echo out; echo err >&2; kill -KILL $$"))
+    bed.oom.kills[life.containers.get("c1").pid] = OutOfMemory(victim="sh", pid=5, limit=9)
+    await life.containers.start("c1")
+    end = await life.wait("c1")
+    assert (end.cause, end.stdout_bytes, end.stderr_bytes) == (EndCause.OUT_OF_MEMORY, 4, 4)
+    details = next(d for kind, _, d in life.events.published if kind == "process_exited")
+    assert end_of(details, end.at) == end
+    assert details["victim"] == "sh"
+
+
+def test_an_end_of_which_little_is_known() -> None:
+    end = ProcessExit(code=3, at=1.5)
+    assert details_of(end) == {"code": "3", "signal": "0"}
+    assert end_of(details_of(end), 1.5) == end
+    dumped = ProcessExit(code=139, signal=11, core_dumped=True, cause=EndCause.SIGNALLED, why="x")
+    assert end_of(details_of(dumped), 0.0) == dumped
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_the_sandboxs_group_goes_with_its_last_container(
+    bed: Bed, running: Life, gone: bool
+) -> None:
+    group = bed.roots.cgroup / "pods/s"
+    (group / "c2").mkdir(parents=True)
+    await running.containers.remove("c1", 0, 10, sandbox_gone=True)
+    assert group.exists()
+    (group / "c2").rmdir()
+    await running.containers.create(bed.request("exit 0"))
+    await running.containers.remove("c1", 0, 10, sandbox_gone=gone)
+    assert group.exists() is not gone

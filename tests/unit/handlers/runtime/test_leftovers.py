@@ -68,7 +68,9 @@ async def test_a_call_that_does_not_end_is_killed(
     assert left.wait() == -9
 
 
-@pytest.mark.parametrize(("parent", "name"), [(os.getpid(), "crun"), (1, "other")])
+@pytest.mark.parametrize(
+    ("parent", "name"), [(os.getpid(), "crun"), (1, "other")], ids=["ours", "other"]
+)
 async def test_our_own_children_and_other_programs_are_left_alone(
     tmp_path: Path, left: subprocess.Popen[bytes], parent: int, name: str
 ) -> None:

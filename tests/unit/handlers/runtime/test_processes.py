@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from agent.core.errors import AgentError, Code, Reason
-from agent.core.model import ContainerState, ProcessRef, Stream, WindowSize
+from agent.core.life import EndCause, LogOptions, StreamOptions
+from agent.core.model import ContainerState, OutputChunk, ProcessRef, Stream, WindowSize
 from agent.handlers.runtime import retention
 from tests.fakes.bed import FakeBed as Bed
 from tests.fakes.bed import Life
@@ -223,9 +224,10 @@ async def test_a_child_in_the_background_holds_neither_exit_nor_end(
 
 async def test_standard_error_is_a_stream_of_its_own(bed: Bed, running: Life) -> None:
     await running.processes.exec(bed.exec_request("echo bad >&2"))
-    chunks = [c async for c in running.processes.output(E1, {Stream.STDERR: 0})]
+    pieces = [each async for each in running.processes.output(E1, {Stream.STDERR: 0})]
+    chunks = [each for each in pieces if isinstance(each, OutputChunk)]
     assert b"".join(chunk.data for chunk in chunks) == b"bad\n"
-    assert {chunk.stream for chunk in chunks} == {Stream.STDERR}
+    assert {each.stream for each in pieces} == {Stream.STDERR}
 
 
 @pytest.mark.parametrize("offsets", [{Stream.STDIN: 0}, {Stream.STDOUT: -1}])
@@ -255,6 +257,87 @@ async def test_the_size_of_a_terminal(bed: Bed, life: Life) -> None:
     with pytest.raises(AgentError) as caught:
         await life.processes.resize(C1, WindowSize(rows=1, columns=1))
     assert caught.value.code is Code.FAILED_PRECONDITION
+
+
+async def test_a_signal_that_was_asked_for_is_the_cause(bed: Bed, running: Life) -> None:
+    """Only when it is the one that ended it: who handles it and exits has exited."""
+    await running.processes.exec(bed.exec_request("exec sleep 100"))
+    await running.processes.signal(E1, signal.SIGWINCH)
+    await running.processes.signal(E1, signal.SIGTERM)
+    end = await running.wait("c1", "e1")
+    assert (end.cause, end.why) == (EndCause.KILLED_BY_AGENT, "SIGTERM was asked for")
+    await running.processes.exec(bed.exec_request("kill -TERM $$", "e2"))
+    assert (await running.wait("c1", "e2")).cause is EndCause.SIGNALLED
+
+
+async def test_one_that_is_forgotten_is_still_known_for_a_while(bed: Bed, running: Life) -> None:
+    await running.processes.exec(bed.exec_request("exit 0"))
+    await running.wait("c1", "e1")
+    await running.containers.remove("c1", 0, 10)
+    await running.processes.signal(E1, signal.SIGKILL)
+    with pytest.raises(AgentError) as caught:
+        await running.processes.signal(NOBODY, signal.SIGKILL)
+    assert caught.value.reason is Reason.UNKNOWN_CONTAINER
+
+
+async def test_the_tail_of_standard_error(bed: Bed, running: Life) -> None:
+    await running.processes.exec(bed.exec_request("echo first >&2; echo last >&2"))
+    end = await running.wait("c1", "e1")
+    assert running.processes.stderr_tail(E1, 5) == b"last\n"
+    assert running.processes.stderr_tail(E1, 100) == b"first\nlast\n"
+    assert (end.stdout_bytes, end.stderr_bytes) == (0, 11)
+    await running.containers.remove("c1", 0, 10)
+    assert running.processes.stderr_tail(E1, 5) == b""
+
+
+async def test_a_terminals_tail_is_its_output(bed: Bed, running: Life) -> None:
+    await running.processes.exec(bed.exec_request("echo said", terminal=True))
+    await running.wait("c1", "e1")
+    assert running.processes.stderr_tail(E1, 6) == b"said\r\n"
+
+
+async def test_an_exec_that_hangs_holds_up_nobody(bed: Bed, running: Life) -> None:
+    bed.crun.plan(hang=["exec"])
+    request = replace(bed.exec_request("exec sleep 100"), timeout=5.0)
+    hanging = asyncio.create_task(running.processes.exec(request))
+    await until(lambda: "exec" in bed.crun.operations())
+    bed.crun.plan(hang=[])
+    await running.processes.exec(bed.exec_request("exit 3", "e2"))
+    assert (await running.wait("c1", "e2")).code == 3
+    assert (await running.containers.pause("c1")).state is ContainerState.PAUSED
+    await running.containers.resume("c1")
+    assert not hanging.done()
+    await running.containers.remove("c1", 0, 10)
+    with pytest.raises(AgentError):
+        await hanging
+    assert bed.left() == {}
+
+
+async def test_users_of_an_exec_have_names(bed: Bed, running: Life) -> None:
+    await running.processes.exec(bed.exec_request("exit 0", user={"username": "app"}))
+    with pytest.raises(AgentError) as caught:
+        await running.processes.exec(bed.exec_request("x", "e2", user={"username": "nobody"}))
+    assert caught.value.reason is Reason.UNKNOWN_USER
+
+
+async def test_a_log_goes_with_its_container_and_not_with_its_process(
+    bed: Bed, running: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exec is forgotten after a minute; what it wrote can be read for as long as its
+    container is there, and is not taken for that of a later one of its name."""
+    monkeypatch.setattr(retention, "REMEMBERED", 0.0)
+    options = StreamOptions(log=LogOptions())
+    for text in ("one", "two"):
+        request = replace(bed.exec_request(f"echo {text}"), streams=options)
+        await running.processes.exec(request)
+        await running.wait("c1", "e1")
+        await until(lambda: "e1" not in running.containers.table.container("c1").processes)
+        files = list((bed.roots.logs / "c1/e1").iterdir())
+        whole = b"".join(each.read_bytes() for each in files)
+        said = (b"one", b"two") if text == "one" else (b"two", b"one")
+        assert [each in whole for each in said] == [True, False]
+    await running.containers.remove("c1", 0, 10)
+    assert not (bed.roots.logs / "c1").exists()
 
 
 async def test_the_size_of_no_terminal(running: Life) -> None:

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 
 from agent.core.errors import AgentError, Reason
-from agent.core.model import ContainerState, DeviceGrant, ProcessRef, StorageMount, Stream
+from agent.core.life import EndCause
+from agent.core.model import (
+    ContainerState,
+    DeviceGrant,
+    OutputChunk,
+    ProcessExit,
+    ProcessRef,
+    StorageMount,
+    Stream,
+)
 from agent.handlers.runtime import process as process_module
+from agent.handlers.runtime.departed import Departed
 from tests.fakes.bed import FakeBed as Bed
 from tests.fakes.bed import Life
 from tests.fakes.waiting import until
@@ -185,12 +195,14 @@ async def test_output_that_was_read_half_goes_on(bed: Bed, life: Life) -> None:
     await life.containers.start("c1")
     had = 0
     async for chunk in life.processes.output(C1, {Stream.STDOUT: 0}):
+        assert isinstance(chunk, OutputChunk)
         had = chunk.offset + len(chunk.data)
         if had > 200_000:
             break
     heir = await bed.restart(life)
     await heir.processes.close_input(C1, 0)
-    rest = b"".join([chunk.data async for chunk in heir.processes.output(C1, {Stream.STDOUT: had})])
+    pieces = heir.processes.output(C1, {Stream.STDOUT: had})
+    rest = b"".join([each.data async for each in pieces if isinstance(each, OutputChunk)])
     assert len(rest) == 500_004 - had
     assert rest.endswith(b"xEND\n")
 
@@ -237,3 +249,91 @@ async def test_a_record_under_another_key_is_not_believed(bed: Bed, running: Lif
     change_state(bed, "containers", "c1", id="../../x")
     heir = await bed.start()
     await until(lambda: heir.containers.list() == ())
+
+
+async def test_an_end_is_remembered_for_a_minute_by_the_next_agent_too(
+    bed: Bed, running: Life
+) -> None:
+    await running.processes.close_input(C1, 0)
+    end = await running.wait("c1")
+    await running.containers.remove("c1", 0, 10)
+    heir = await bed.restart(running)
+    assert await heir.wait("c1") == end
+    await heir.end()
+    bed.lives.remove(heir)
+    change_state(bed, "departed", "c1:-", until=0.0)
+    late = await bed.start()
+    with pytest.raises(AgentError) as caught:
+        await late.wait("c1")
+    assert caught.value.reason is Reason.UNKNOWN_CONTAINER
+    assert not (bed.roots.state / "departed/c1:-.json").exists()
+
+
+async def test_remembered_ends_are_bounded_and_the_oldest_goes_first(bed: Bed, life: Life) -> None:
+    departed = Departed(life.context.state, limit=2)
+    refs = [ProcessRef(container_id=f"c{number}") for number in range(3)]
+    for number, ref in enumerate(refs):
+        departed.add(ref, ProcessExit(code=number))
+    assert [departed.find(ref) is not None for ref in refs] == [False, True, True]
+    later = Departed(life.context.state, limit=2)
+    later.restore()
+    assert later.find(refs[2]) == ProcessExit(code=2)
+    assert later.find(refs[0]) is None
+
+
+async def test_ends_of_another_shape_are_dropped(bed: Bed, life: Life) -> None:
+    life.context.state.save("departed", "x:-", {"until": 1e12, "exit": {"kode": 1}, "process": {}})
+    departed = Departed(life.context.state)
+    departed.restore()
+    assert not (bed.roots.state / "departed/x:-.json").exists()
+
+
+async def test_that_it_is_paused_is_seen_by_the_next_agent(bed: Bed, running: Life) -> None:
+    await running.containers.pause("c1")
+    heir = await bed.restart(running)
+    assert heir.containers.get("c1").state is ContainerState.PAUSED
+    assert (await heir.containers.resume("c1")).state is ContainerState.RUNNING
+
+
+async def test_why_it_was_ended_is_known_to_the_next_agent(bed: Bed, running: Life) -> None:
+    """The agent dies between its signal and the end."""
+    bed.pid1.hold()
+    await running.processes.signal(C1, 9)
+    await running.end()
+    bed.pid1.release()
+    heir = await bed.start()
+    end = await heir.wait("c1")
+    assert (end.cause, end.why) == (EndCause.KILLED_BY_AGENT, "SIGKILL was asked for")
+
+
+async def test_an_end_whose_output_was_not_whole_yet_is_told_by_the_next_agent(
+    bed: Bed, running: Life
+) -> None:
+    """The agent died after it had saved the exit and before it knew how much was written."""
+    await running.processes.close_input(C1, 0)
+    end = await running.wait("c1")
+    await running.end()
+    change = {"exit": {"code": 9, "signal": 0, "at": end.at, "cause": "exited"}}
+    change_state(bed, "processes", "c1:-", **change)
+    heir = await bed.start()
+    assert await heir.wait("c1") == end
+    assert heir.events.kinds() == ["process_exited"]
+
+
+async def test_records_of_an_agent_of_before_are_understood(bed: Bed, running: Life) -> None:
+    """What they lack is as it was then."""
+    await running.end()
+    for kind, key, names in (
+        ("containers", "c1", ("created", "started", "arguments", "terminal", "pressure")),
+        ("processes", "c1:-", ("streams", "sent")),
+    ):
+        path = bed.roots.state / kind / f"{key}.json"
+        content = json.loads(path.read_text())
+        for name in names:
+            del content["data"][name]
+        path.write_text(json.dumps(content))
+    heir = await bed.start()
+    status = heir.containers.get("c1")
+    assert (status.state, status.created) == (ContainerState.RUNNING, 0.0)
+    await heir.processes.close_input(C1, 0)
+    assert (await heir.wait("c1")).code == 9

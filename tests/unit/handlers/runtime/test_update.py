@@ -309,7 +309,14 @@ async def test_a_device_that_came_back_with_other_numbers(bed: Bed, life: Life) 
     assert bed.made.there["c1"] == {"/dev/d2 b 254:48"}
 
 
-USERS = {"linux": {"namespaces": [{"type": "mount"}, {"type": "user"}]}}
+_MAPPING = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+USERS = {
+    "linux": {
+        "namespaces": [{"type": "mount"}, {"type": "user"}],
+        "uidMappings": _MAPPING,
+        "gidMappings": _MAPPING,
+    }
+}
 
 
 async def test_in_a_user_namespace_nodes_do_not_come_and_go(bed: Bed, life: Life) -> None:

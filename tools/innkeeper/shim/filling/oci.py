@@ -68,6 +68,13 @@ class Layout:
         """That of the manifest, from which everything follows."""
         return str(self._manifest_descriptor["digest"])
 
+    def config(self) -> Descriptor:
+        """The image's configuration, image-spec config.md. Raises DiskError."""
+        manifest = self._blob_json(self._manifest_descriptor)
+        if not isinstance(manifest.get("config"), dict):
+            raise DiskError(f"{self._root}: the manifest names no configuration")
+        return self._blob_json(manifest["config"])
+
     def tree(self, scratch: Path, stack: ExitStack) -> Tree:
         """Its layers, unpacked to files in `scratch`, which the tree reads.
         Raises DiskError."""

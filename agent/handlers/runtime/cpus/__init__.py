@@ -1,0 +1,1 @@
+"""CPUs that a container has for itself."""

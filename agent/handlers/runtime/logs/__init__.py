@@ -1,0 +1,1 @@
+"""Logs of output: files that rotate, and their readers."""

@@ -1,0 +1,1 @@
+"""What containers use, what the kernel tells of them, and who is in them."""
