@@ -72,6 +72,12 @@ _SILENT = "the device or the server behind it does not answer"
 
 WORKER_LIMIT = 10
 
+IDLE_LIMIT = 3
+"""Idle workers that are kept while there is much to do; a new one costs a start of Python."""
+
+LINGER = 5.0
+"""Seconds after which all idle workers but one are let go."""
+
 OBJECT_LIMIT = 3
 """Workers in calls on the same thing: a storage's root, a mount point, a disk."""
 
@@ -153,24 +159,23 @@ class FileWorkers:
 
     def __init__(self, *, argv: Sequence[str] = WORKER_ARGV, limit: int = WORKER_LIMIT) -> None:
         self._argv = tuple(argv)
-        # Counts workers in a call and workers given up, not the idle one.
+        # Counts workers in a call and workers given up, not idle ones.
         self._slots = WorkerSlots(limit, each=OBJECT_LIMIT)
-        self._idle: _Worker | None = None
+        self._idle: list[_Worker] = []
+        self._lingering: asyncio.TimerHandle | None = None
         self._warming: asyncio.Task[None] | None = None
         self._ending: dict[asyncio.Task[None], str] = {}
 
     async def start(self) -> None:
         """Start the warm worker now, so that the first call does not pay for it."""
-        if self._idle is None:
-            self._idle = await _Worker.start(self._argv)
+        if not self._idle:
+            self._idle.append(await _Worker.start(self._argv))
 
     async def close(self) -> None:
-        """End the idle worker; those given up are left to the kernel."""
+        """End the idle workers; those given up are left to the kernel."""
         if self._warming is not None:
             await asyncio.wait([self._warming])
-        if self._idle is not None:
-            self._retire(self._idle, "closing")
-            self._idle = None
+        self._let_go(0)
         waiting = [task for task, what in self._ending.items() if what == "closing"]
         if waiting:
             await asyncio.wait(waiting)
@@ -415,10 +420,10 @@ class FileWorkers:
         except TimeoutError:
             crowded = self._slots.crowded(task.objects)
             raise (_crowded(task, crowded) if crowded else self._all_stuck(task)) from None
-        worker, self._idle = self._idle, None
-        if worker is not None and worker.alive:
-            return worker
-        if worker is not None:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive:
+                return worker
             self._retire(worker, "closing")
         try:
             return await _Worker.start(self._argv)
@@ -427,10 +432,21 @@ class FileWorkers:
             raise
 
     def _keep(self, worker: _Worker) -> None:
-        if self._idle is None:
-            self._idle = worker
-        else:
+        if len(self._idle) >= IDLE_LIMIT:
             self._retire(worker, "closing")
+            return
+        self._idle.append(worker)
+        if self._lingering is not None:
+            self._lingering.cancel()
+        loop = asyncio.get_running_loop()
+        self._lingering = loop.call_later(LINGER, self._let_go, 1)
+
+    def _let_go(self, kept: int) -> None:
+        """Of the idle ones all but so many."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+        while len(self._idle) > kept:
+            self._retire(self._idle.pop(), "closing")
 
     def _give_up(self, worker: _Worker, task: _Task) -> None:
         log.warning("%s given up; its worker %d is killed", task, worker.pid)
@@ -441,7 +457,7 @@ class FileWorkers:
             self._warming = asyncio.get_running_loop().create_task(self._warm_up())
 
     async def _warm_up(self) -> None:
-        if self._idle is not None:
+        if self._idle:
             return
         try:
             self._keep(await _Worker.start(self._argv))

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.core import fileops
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Code, Reason
 from agent.core.fileops import (
+    IDLE_LIMIT,
     OBJECT_LIMIT,
     BindMount,
     FileRefusal,
@@ -25,6 +27,7 @@ from agent.core.fileops import (
 )
 from agent.linux.mounting import MountFlag, UnmountFlag
 from tests.fakes.hotplug import turns
+from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.unit, pytest.mark.storage]
 
@@ -43,8 +46,8 @@ def ample() -> Deadline:
 
 
 def pid(workers: FileWorkers) -> int:
-    assert workers._idle is not None
-    return workers._idle.pid
+    (idle,) = workers._idle
+    return idle.pid
 
 
 @pytest.fixture
@@ -169,6 +172,28 @@ async def test_one_warm_worker_serves_call_after_call(workers: FileWorkers, tmp_
     assert pid(workers) == first
 
 
+async def test_some_stay_for_a_while_when_there_is_much_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start of a worker costs a start of Python; and an agent at rest has one."""
+    monkeypatch.setattr(fileops, "LINGER", 2.0)
+    made = FileWorkers(limit=8)
+
+    async def all_at_once() -> None:
+        for number in range(8):
+            (tmp_path / str(number)).mkdir(exist_ok=True)
+        calls = (made.check_directory(str(tmp_path / str(n)), ample()) for n in range(8))
+        await asyncio.gather(*calls)
+
+    await all_at_once()
+    kept = {each.pid for each in made._idle}
+    assert len(kept) == IDLE_LIMIT
+    await until(lambda: len(made._idle) == 1)
+    assert made._idle[0].pid in kept
+    await made.close()
+    assert made._idle == []
+
+
 async def test_a_late_call_costs_its_worker_and_names_call_and_object(
     workers: FileWorkers, hanging: Path
 ) -> None:
@@ -277,8 +302,7 @@ async def test_a_mount_is_taken_off_when_all_workers_are_stuck(
 
 async def test_a_dead_worker_is_replaced(workers: FileWorkers, tmp_path: Path) -> None:
     await workers.start()
-    assert workers._idle is not None
-    first = workers._idle
+    (first,) = workers._idle
     first.kill()
     await first._child.wait()
     assert (await workers.statfs("/proc", ample())).size == 0
@@ -289,8 +313,7 @@ async def test_a_worker_that_dies_in_a_call_is_an_error_of_its_own(
     workers: FileWorkers, hanging: Path
 ) -> None:
     await workers.start()
-    worker = workers._idle
-    assert worker is not None
+    (worker,) = workers._idle
     stuck = await hang(workers, hanging)
     worker.kill()
     with pytest.raises(AgentError, match="ended in the middle") as caught:

@@ -65,6 +65,7 @@ class Script:
     def __init__(self, *, terminal: bool = False) -> None:
         self.terminal = terminal
         self.asked: list[tuple[dict[Stream, int], Until, bool]] = []
+        self.readers: list[str] = []
         self._pieces: asyncio.Queue[OutputChunk | OutputGap | None] = asyncio.Queue()
         self._exit: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
 
@@ -89,9 +90,16 @@ class Script:
         return await self._exit
 
     async def output(
-        self, _ref: ProcessRef, offsets: Mapping[Stream, int], *, until: Until, may_miss: bool
+        self,
+        _ref: ProcessRef,
+        offsets: Mapping[Stream, int],
+        *,
+        until: Until,
+        may_miss: bool,
+        reader: str,
     ) -> AsyncGenerator[OutputChunk | OutputGap, None]:
         self.asked.append((dict(offsets), until, may_miss))
+        self.readers.append(reader)
         while (piece := await self._pieces.get()) is not None:
             yield piece
 
@@ -135,7 +143,7 @@ async def test_until_the_exit_it_is_the_last_frame() -> None:
 
 async def test_until_the_end_the_exit_comes_after_what_was_there_and_more_after_it() -> None:
     """A child left behind writes on."""
-    process, host = Script(), Host(opening(until=pb.ATTACH_UNTIL_END, may_miss=True))
+    process, host = Script(), Host(opening(until=pb.ATTACH_UNTIL_END, may_miss=True, reader="r1"))
     serving = asyncio.create_task(serve(process, host))
     process.exits(ProcessExit(code=0, stdout_bytes=4, stderr_bytes=0))
     process.gives(chunk(0, b"abc"))
@@ -148,6 +156,7 @@ async def test_until_the_end_the_exit_comes_after_what_was_there_and_more_after_
     await serving
     assert said(host) == ["opened", "output 0", "output 3", "exit", "output 4", "output 5"]
     assert process.asked == [({Stream.STDOUT: 0, Stream.STDERR: 0}, Until.END, True)]
+    assert process.readers == ["r1"]
 
 
 async def until_said(host: Host, word: str) -> None:

@@ -197,7 +197,7 @@ class SmallDisk:
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallDisk:
     disk = SmallDisk(tmp_path, 40_000)
-    monkeypatch.setattr("agent.handlers.runtime.logfiles.os.write", disk.write)
+    monkeypatch.setattr("agent.handlers.runtime.logs.files.os.write", disk.write)
     return disk
 
 
