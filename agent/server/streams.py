@@ -1,7 +1,7 @@
 """Processes.Attach: one connection to a process's streams.
 
-Two tasks: one reads the host's frames, the other sends output as fast as the
-host takes it. A connection that breaks ends both and changes nothing at the
+One task reads the host's frames, one feeds what is input, one sends output as fast as the
+host takes it. A connection that breaks ends them and changes nothing at the
 process. The exit is told after all that was written until then: as the last frame,
 or, of a call until the streams' own ends, while a third task watches for it.
 """
@@ -9,7 +9,7 @@ or, of a call until the streams' own ends, while a third task watches for it.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from agent.core.errors import AgentError, Reason, invalid, timed_out
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from agent.core.model import ProcessExit, ProcessRef
     from agent.server.calls import Frames, Send
     from agent.server.facades import ProcessManager
+
+WAITING_BYTES: Final = 16 << 20
+"""Bytes of input that may wait for their turn, before no more frames are read (README)."""
 
 FIRST_FRAME_SECONDS: Final = 30.0
 """How long a call may stay open without saying which process it is for."""
@@ -140,7 +143,11 @@ def _parts(chunk: OutputChunk | OutputGap) -> Iterator[OutputChunk | OutputGap]:
 
 
 class _Input:
-    """What the host sends to one process."""
+    """What the host sends to one process.
+
+    Input waits while the process doesn't read; what comes behind it on the call (what the
+    host has had, a new size) must not wait with it: the process may be waiting for that.
+    """
 
     def __init__(
         self, processes: ProcessManager, process: ProcessRef, name: str, end: asyncio.Task[object]
@@ -149,19 +156,42 @@ class _Input:
         self._process = process
         self._name = name
         self._end = end
+        self._waiting: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue()
+        self._bytes = 0
+        self._room = asyncio.Event()
 
     async def follow(self, frames: Frames[pb.AttachRequest], send: Send[pb.AttachResponse]) -> None:
         """Handle frames until the host sends no more, which says nothing about the process."""
-        async for frame in frames:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._feed(send))
+            async for frame in frames:
+                await self._sort(frame)
+            self._waiting.put_nowait(None)
+
+    async def _sort(self, frame: pb.AttachRequest) -> None:
+        """Input takes its turn; all else is done at once."""
+        if frame.WhichOneof("frame") not in ("input", "close_input"):
+            with self._crossing():
+                await self._act(frame)
+            return
+        while self._bytes > WAITING_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        self._bytes += len(frame.input.data)
+        self._waiting.put_nowait(frame)
+
+    async def _feed(self, send: Send[pb.AttachResponse]) -> None:
+        while (frame := await self._waiting.get()) is not None:
             try:
                 acknowledged = await self._take(frame)
             except AgentError as error:
                 if not await self._crosses_the_exit(error):
                     raise
                 continue
-            if acknowledged is not None:
-                ack = pb.InputAck(offset=acknowledged)
-                await send(pb.AttachResponse(input_ack=ack))
+            finally:
+                self._bytes -= len(frame.input.data)
+                self._room.set()
+            await send(pb.AttachResponse(input_ack=pb.InputAck(offset=acknowledged)))
 
     async def _crosses_the_exit(self, error: AgentError) -> bool:
         """Input that does, on the way, has nowhere to go; the output must still get through."""
@@ -169,14 +199,17 @@ class _Input:
             await asyncio.wait([self._end], timeout=CROSSING_SECONDS)
         return self._end.done()
 
-    async def _take(self, frame: pb.AttachRequest) -> int | None:
-        """Do what the frame says; the offset to acknowledge, if any."""
+    @contextmanager
+    def _crossing(self) -> Iterator[None]:
+        """What comes for a process that has ended meanwhile is no error."""
+        try:
+            yield
+        except AgentError:
+            if not self._end.done():
+                raise
+
+    async def _act(self, frame: pb.AttachRequest) -> None:
         match frame.WhichOneof("frame"):
-            case "input":
-                return await self._write(frame.input)
-            case "close_input":
-                await self._processes.close_input(self._process, frame.close_input.offset)
-                return frame.close_input.offset
             case "resize":
                 size = convert.window_size(frame.resize, "resize")
                 await self._processes.resize(self._process, size)
@@ -188,7 +221,13 @@ class _Input:
             case _:
                 # A frame of a newer protocol is no error by itself.
                 pass
-        return None
+
+    async def _take(self, frame: pb.AttachRequest) -> int:
+        """The offset to acknowledge."""
+        if frame.HasField("input"):
+            return await self._write(frame.input)
+        await self._processes.close_input(self._process, frame.close_input.offset)
+        return frame.close_input.offset
 
     async def _write(self, frame: pb.InputFrame) -> int:
         if len(frame.data) > INPUT_FRAME_BYTES:

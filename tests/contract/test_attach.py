@@ -15,6 +15,7 @@ from innkeeper.v1 import processes_pb2 as pb
 from innkeeper.v1 import types_pb2
 from innkeeper.v1.processes_pb2_grpc import ProcessesStub
 from tests.fakes.agent_server import RunningAgent, refused
+from tests.fakes.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -376,6 +377,29 @@ async def test_acknowledged_output_may_be_forgotten(
     await send(call, ack=pb.OutputAck(stream=types_pb2.STREAM_KIND_STDIN, offset=1))
     answer = await refused(rest(call))
     assert (answer.reason, answer.fields["field"]) == ("BAD_FIELD", "ack.stream")
+
+
+async def test_input_that_waits_holds_up_nothing_behind_it(
+    stub: ProcessesAsyncStub, process: FakeProcess
+) -> None:
+    """A process that writes before it reads on may be waiting for just that acknowledgement."""
+    await process.write(Stream.STDOUT, b"12345")
+    process.reads.clear()
+    call = await opened(stub)
+    await send(call, input=pb.InputFrame(offset=0, data=b"in"))
+    await send(call, input=pb.InputFrame(offset=2, data=b"put"))
+    await send(call, close_input=pb.CloseInput(offset=5))
+    await send(call, ack=pb.OutputAck(stream=STDOUT, offset=5))
+    await until(lambda: process.acknowledged)
+    assert (process.received, process.input_end) == (b"", None)
+    process.reads.set()
+    acks = []
+    while len(acks) < 3:
+        if (frame := await received(call)).HasField("input_ack"):
+            acks.append(frame.input_ack.offset)
+    assert acks == [2, 5, 5]
+    assert (process.received, process.input_end) == (b"input", 5)
+    call.cancel()
 
 
 async def test_a_reader_has_the_name_it_gives_itself(

@@ -308,6 +308,11 @@ class FakeProcess:
     signals: list[tuple[int, bool]] = field(default_factory=list)
     exit: ProcessExit | None = None
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not set while it does not read, and its input is full."""
+
+    def __post_init__(self) -> None:
+        self.reads.set()
 
     async def write(self, stream: Stream, data: bytes) -> None:
         self.written(stream).extend(data)
@@ -414,6 +419,7 @@ class FakeProcesses:
         have = len(known.received)
         if offset > have:
             raise _out_of_range(f"input at {offset}, expected {have}", Reason.BAD_FIELD)
+        await known.reads.wait()
         fresh = data[have - offset :]
         if fresh and (known.input_end is not None or known.exit is not None):
             raise wrong_state("the input is closed", reason=Reason.INPUT_CLOSED)

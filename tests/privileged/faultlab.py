@@ -96,9 +96,8 @@ class FaultLab:
         }
 
     def descriptors(self) -> list[int]:
-        """How many files the agent has open, and its worker."""
-        worker = self.files._idle
-        assert worker is not None
+        """How many files the agent has open, and its workers'."""
+        worker = self.files._idle[0]
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), worker.pid)]
 
     def _pages(self) -> list[str]:

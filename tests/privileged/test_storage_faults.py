@@ -344,6 +344,6 @@ def test_a_worker_ends_with_its_agent(tmp_path: Path) -> None:
 async def hang(pipe: Path, tell: int) -> None:
     files = FileWorkers()
     await files.start()
-    assert files._idle is not None
-    os.write(tell, str(files._idle.pid).encode())
+    assert files._idle
+    os.write(tell, str(files._idle[0].pid).encode())
     await files.read_text(pipe, Deadline.after(PATIENCE))
