@@ -391,14 +391,14 @@ async def test_input_that_waits_holds_up_nothing_behind_it(
     await send(call, close_input=pb.CloseInput(offset=5))
     await send(call, ack=pb.OutputAck(stream=STDOUT, offset=5))
     await until(lambda: process.acknowledged)
-    assert (process.received, process.input_end) == (b"", None)
+    assert (bytes(process.received), process.input_end) == (b"", None)
     process.reads.set()
-    acks = []
+    acks: list[int] = []
     while len(acks) < 3:
         if (frame := await received(call)).HasField("input_ack"):
             acks.append(frame.input_ack.offset)
     assert acks == [2, 5, 5]
-    assert (process.received, process.input_end) == (b"input", 5)
+    assert (bytes(process.received), process.input_end) == (b"input", 5)
     call.cancel()
 
 
