@@ -388,6 +388,11 @@ class FileWorkers:
         found = await self._run("find_account", root, deadline, root=root, user=user, group=group)
         return Found(**{**found, "groups": tuple(found["groups"])})
 
+    async def find_home(self, root: str, uid: int, deadline: Deadline) -> str:
+        """A user's home directory, see `agent.linux.accounts`."""
+        found: str = await self._run("find_home", root, deadline, root=root, uid=uid)
+        return found
+
     async def settled(self, obj: str, patience: float | None = None) -> bool:
         """Wait until no call that was given up works on `obj`; False after `patience` s."""
         ending = [task for task, what in self._ending.items() if what == obj]

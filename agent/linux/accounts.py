@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LARGEST = 4 << 20
 """Bytes of one file; 40,000 users have less."""
 
+LONGEST_PATH = 4096
+"""PATH_MAX (limits.h of the kernel), with the NUL at its end."""
+
 MOST_GROUPS = 65536
 """NGROUPS_MAX (limits.h of the kernel)."""
 
@@ -33,6 +36,7 @@ class User(NamedTuple):
     name: str
     uid: int
     gid: int
+    home: str = ""
 
 
 class Group(NamedTuple):
@@ -48,6 +52,8 @@ class Found(NamedTuple):
     gid: int = 0
     groups: tuple[int, ...] = ()
     missing: str = ""
+    home: str = ""
+    """Empty when there is none that a variable can hold."""
 
 
 def find_account(*, root: str, user: str, group: str | None) -> dict[str, Any]:
@@ -64,6 +70,19 @@ def find_account(*, root: str, user: str, group: str | None) -> dict[str, Any]:
         os.close(fd)
 
 
+def find_home(*, root: str, uid: int) -> str:
+    """The home directory of the first user with that number; empty when there is none.
+
+    Raises OSError as `find_account` does.
+    """
+    fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        users = _users(_lines(fd, "/etc/passwd"))
+        return next((each.home for each in users if each.uid == uid), "")
+    finally:
+        os.close(fd)
+
+
 def _find(root: int, name: str, group: str | None) -> Found:
     number = number_of(name)
     users = _users(_lines(root, "/etc/passwd"))
@@ -75,14 +94,16 @@ def _find(root: int, name: str, group: str | None) -> Found:
         return _with_group(root, user, group)
     groups = (each.gid for each in _groups(_lines(root, "/etc/group")) if user.name in each.members)
     own = tuple(dict.fromkeys(groups))[:MOST_GROUPS] if user.name else ()
-    return Found(uid=user.uid, gid=user.gid, groups=own)
+    return Found(uid=user.uid, gid=user.gid, groups=own, home=user.home)
 
 
 def _with_group(root: int, user: User, name: str) -> Found:
     number = number_of(name)
     found = (each.gid for each in _groups(_lines(root, "/etc/group")) if each.name == name)
     gid = next(found, number)
-    return Found(missing="group") if gid is None else Found(uid=user.uid, gid=gid)
+    if gid is None:
+        return Found(missing="group")
+    return Found(uid=user.uid, gid=gid, home=user.home)
 
 
 def number_of(text: str) -> int | None:
@@ -99,7 +120,14 @@ def _users(lines: Iterator[list[str]]) -> Iterator[User]:
         if len(fields) >= 4:
             uid, gid = number_of(fields[2]), number_of(fields[3])
             if fields[0] and uid is not None and gid is not None:
-                yield User(fields[0], uid, gid)
+                yield User(fields[0], uid, gid, _home(fields))
+
+
+def _home(fields: list[str]) -> str:
+    """The container's own text: what no variable can hold, or is longer than a path, is none."""
+    home = fields[5] if len(fields) > 5 else ""
+    fits = home.isprintable() and len(home.encode(errors="surrogateescape")) < LONGEST_PATH
+    return home if fits else ""
 
 
 def _groups(lines: Iterator[list[str]]) -> Iterator[Group]:

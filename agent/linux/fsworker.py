@@ -195,7 +195,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 # Loaded at the first call: a worker is started for each of several calls at once, and most
 # never make these.
 _MODULES: dict[str, tuple[str, ...]] = {
-    "accounts": ("find_account",),
+    "accounts": ("find_account", "find_home"),
     "devicemapper": (
         "create_mapping",
         "load_mapping",

@@ -221,6 +221,37 @@ async def test_attach_passes_the_first_interrupt_on_and_the_second_leaves(
     assert guest.signals.empty()
 
 
+async def test_attach_tells_a_script_what_sigterm_did(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    guest.lives.statuses = [status("main")]
+    guest.process.echo = True
+    process = await innkeeper.start("attach", "web", "main")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(b"x")
+    await process.stdout.readexactly(1)
+    process.send_signal(signal.SIGTERM)
+    told = await process.stderr.readline()
+    assert told == b"SIGTERM was passed on to main; a second one leaves it running\n"
+    assert await guest.signals.get() == signal.SIGTERM
+    process.send_signal(signal.SIGTERM)
+    await process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+async def test_attach_without_a_terminal_there_says_how_to_leave(
+    guest: FakeGuest, environment: dict[str, str]
+) -> None:
+    guest.lives.statuses = [status("main")]
+    guest.process.stdout = b"out"
+    with screen(environment) as shown:
+        process = await shown.start("attach", "-n", "web", "main")
+        await shown.until(b"Ctrl-C goes to main; a second one leaves it running")
+        await process.wait()
+
+
 async def test_attach_leaves_at_once_without_sig_proxy(
     guest: FakeGuest, innkeeper: Innkeeper
 ) -> None:
@@ -527,7 +558,11 @@ async def test_what_works_is_told_and_what_fails_too(
     guest.lives.unknown = {"b"}
     done = await innkeeper("pause", "web", "a", "b", "c")
     assert (done.code, done.lines) == (125, ["a", "c"])
-    assert done.err.splitlines() == ["innkeeper: no container b", "  reason: UNKNOWN_CONTAINER"]
+    assert done.err.splitlines() == [
+        "innkeeper: no container b",
+        "  reason: UNKNOWN_CONTAINER",
+        "  hint: innkeeper ps -a web shows those that are",
+    ]
     assert (await innkeeper("resume", "web", "a")).lines == ["a"]
     assert (await innkeeper("unpause", "web", "a")).lines == ["a"]
 
@@ -557,6 +592,27 @@ async def test_update_names_only_what_changes(guest: FakeGuest, innkeeper: Innke
         "cpu": {"quota": 150_000, "period": 100_000},
         "memory": {"limit": -1},
     }
+
+
+async def test_update_below_what_is_used_is_told(guest: FakeGuest, innkeeper: Innkeeper) -> None:
+    guest.lives.stats = [figures("main", 0, 0)]
+    done = await innkeeper("update", "-m", "4M", "--memory-swap", "-1", "web", "main")
+    assert (done.code, done.lines) == (0, ["main"])
+    assert done.err.startswith("main: the new limit of memory, 4 MiB, is less than the ")
+    done = await innkeeper("update", "-m", "1G", "--pids-limit", "9", "web", "main")
+    assert (done.code, done.err) == (0, "")
+
+
+async def test_exec_without_dashes_is_understood_where_there_is_such_a_container(
+    guest: FakeGuest, innkeeper: Innkeeper
+) -> None:
+    done = await innkeeper("exec", "web", "main", "ls", "-l")
+    assert (done.code, done.err) == (0, "")
+    (asked,) = guest.executed
+    assert (asked.container_id, json.loads(asked.process)["args"]) == ("main", ["ls", "-l"])
+    done = await innkeeper("exec", "-n", "web", "ls", "-l")
+    assert (done.code, len(guest.executed)) == (2, 1)
+    assert "VM web has no container ls; did you mean: innkeeper exec -n web -- ls -l" in done.err
 
 
 def event(number: int, kind: str, subject: str, **details: str) -> sandbox_pb2.Event:

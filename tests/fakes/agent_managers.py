@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -284,6 +285,12 @@ class FakeContainers:
         if container_id in self.stubborn:
             raise self.stubborn[container_id]
         del self.table[container_id]
+
+    def being_created(self) -> tuple[str, ...]:
+        return ()
+
+    def closed(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def list(self) -> tuple[ContainerStatus, ...]:
         return tuple(status for _, status in self.table.values())

@@ -15,7 +15,10 @@ from tests.fakes.bed import FakeBed, Life
 
 _COUNTED = {
     "runtime": ("create", "start", "exec", "update", "state"),
-    "files": ("mount", "make_targets", "check_directory", "is_directory", "find_account"),
+    "files": (
+        *("mount", "make_targets", "check_directory", "is_directory"),
+        *("find_account", "find_home", "list_processes"),
+    ),
     "state": ("save",),
     "storages": ("awaited", "acquire"),
     "devices": ("hold",),

@@ -86,6 +86,13 @@ class LivingContainers:
         await self._lives.note(request, context)
         return containers_pb2.ContainerStatus(id=request.id)
 
+    async def Stats(  # noqa: N802 - gRPC's name
+        self, request: containers_pb2.ContainerStatsRequest, context: Context
+    ) -> containers_pb2.ContainerStats:
+        await self._lives.note(request, context)
+        found = (each for each in self._lives.stats if each.id == request.id)
+        return next(found, containers_pb2.ContainerStats(id=request.id))
+
     async def WatchStats(  # noqa: N802 - gRPC's name
         self, request: containers_pb2.WatchStatsRequest, context: Context
     ) -> AsyncIterator[containers_pb2.ContainerStats]:

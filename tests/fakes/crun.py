@@ -44,6 +44,7 @@ class FakeCrun:
             "fail": {},
             "hang": [],
             "skip": [],
+            "stuck": [],
             "proc": str(roots.proc),
             "pid1": str(pid1.path),
         }
@@ -66,7 +67,8 @@ class FakeCrun:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def plan(self, **changes: Any) -> None:
-        """`fail={"create": "message"}`, `hang=["exec"]` (after its work), `skip=["pid-file"]`."""
+        """`fail={"create": "message"}`, `hang=["exec"]` (after its work), `skip=["pid-file"]`,
+        `stuck=["exec"]` (its own child waits in the container)."""
         self._plan.update(changes)
         self._write()
 
@@ -93,6 +95,8 @@ class FakeGroup:
     frozen_groups: ClassVar[set[str]] = set()
     files: ClassVar[dict[str, str]] = {}
     """What the files of limits say, of all groups."""
+    bounds: ClassVar[list[dict[str, str]]] = []
+    """What `bound` was called with."""
 
     def __init__(self, roots: Roots, path: str) -> None:
         self._roots = roots
@@ -103,6 +107,9 @@ class FakeGroup:
 
     def set_limits(self, wanted: Mapping[str, str]) -> None:
         self.files.update(wanted)
+
+    def bound(self, unified: Mapping[str, str]) -> None:
+        self.bounds.append(dict(unified))
 
     @property
     def frozen(self) -> bool:

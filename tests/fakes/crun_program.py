@@ -98,6 +98,11 @@ def execute(arguments: argparse.Namespace, plan: dict[str, Any]) -> None:
     process = json.loads(arguments.process.read_text())
     if not Path(process["args"][0]).exists():
         raise RefusalError(f"executable file `{process['args'][0]}` not found in $PATH")
+    if "exec" in plan["stuck"]:
+        # The child that has joined the container, before it becomes the process.
+        process["args"] = [sys.executable, "-c", "import signal; signal.pause()", *sys.argv[1:]]
+        begin(process, arguments, plan, status["cgroup"], None)
+        signal.pause()
     pid = begin(process, arguments, plan, status["cgroup"], None)
     if "pid-file" not in plan["skip"]:
         arguments.pid_file.write_text(str(pid))

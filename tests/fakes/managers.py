@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Reason, exhausted, not_found, wrong_state
@@ -26,6 +27,7 @@ from agent.core.pci import PciPath
 from agent.core.sources import BlockSource
 from agent.handlers.runtime.grants import PlacedNode
 from agent.handlers.runtime.nodes import Place
+from agent.linux import pseudo
 from agent.linux.accounts import Found
 from agent.linux.mounting import UnmountFlag
 
@@ -247,8 +249,18 @@ class FakeFiles:
     ) -> Found:
         """Numbers are what they say; the only name is `app`, 1000."""
         if user == "app":
-            return Found(uid=1000, gid=1000)
+            return Found(uid=1000, gid=1000, home="/home/app")
         return Found(uid=int(user), gid=int(user)) if user.isdigit() else Found(missing="user")
+
+    async def find_home(self, root: str, uid: int, deadline: Deadline) -> str:
+        return "/home/app" if uid == 1000 else ""
+
+    async def list_processes(
+        self, question: Mapping[str, Any], deadline: Deadline
+    ) -> list[dict[str, Any]]:
+        """Pids and arguments, of the real processes that the fake crun has started."""
+        texts = {pid: pseudo.read_optional(f"/proc/{pid}/cmdline") for pid in question["pids"]}
+        return [{"pid": pid, "arguments": (texts[pid] or "").split("\0")} for pid in texts]
 
     async def unmount(self, target: str, flags: UnmountFlag, deadline: Deadline) -> None:
         if Path(target).name in self.fail:

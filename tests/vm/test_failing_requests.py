@@ -112,7 +112,7 @@ async def test_creates_that_take_too_long_leave_nothing(guest: Guest, observer: 
     left.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await left
-    # It ends at its deadline, and whoever asks for the id waits for that.
+    # It is taken back, and whoever asks for the id waits for that.
     await runs(guest, request())
     slow.timeout_seconds = 60
     killed = asyncio.ensure_future(refused(guest.containers.Create(slow)))
@@ -121,6 +121,26 @@ async def test_creates_that_take_too_long_leave_nothing(guest: Guest, observer: 
     assert (await killed)[0] == FAILED
     pids = "ps -o pid,args | grep 'slee[p] 300' | sed 's/^ *//;s/ .*//'"
     await observer.ask(f"for pid in $({pids}); do kill -9 $pid; done")
+    await observer.returns_to(before)
+    await runs(guest, request())
+
+
+async def test_a_removal_ends_what_hangs(guest: Guest, observer: Observer) -> None:
+    """A create is taken back, a start given up: neither can keep its container alive."""
+    await runs(guest, request())
+    before = await observer.census()
+    slow = request(hooks=hook("createRuntime", "sleep 300"))
+    slow.timeout_seconds = 300
+    hanging = asyncio.ensure_future(refused(guest.containers.Create(slow, timeout=240)))
+    await _until_seen(observer, "sleep 300")
+    await guest.remove(NAME)
+    assert await hanging == (FAILED, "WRONG_STATE")
+    await guest.containers.Create(request(hooks=hook("startContainer", "sleep 300")))
+    start = containers.StartContainerRequest(id=NAME, timeout_seconds=300)
+    hanging = asyncio.ensure_future(refused(guest.containers.Start(start, timeout=240)))
+    await _until_seen(observer, "sleep 300")
+    await guest.remove(NAME)
+    assert await hanging == (FAILED, "WRONG_STATE")
     await observer.returns_to(before)
     await runs(guest, request())
 

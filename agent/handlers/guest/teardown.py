@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from agent.core.deadlines import Deadline
-from agent.core.errors import AgentError
+from agent.core.errors import AgentError, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from contextlib import AbstractContextManager
 
     from agent.core.model import AttachedDevice, ContainerStatus, MountedStorage
 
@@ -42,6 +43,8 @@ class Containers(Protocol):
         sandbox_gone: bool = False,
     ) -> None: ...
     def list(self) -> tuple[ContainerStatus, ...]: ...
+    def being_created(self) -> tuple[str, ...]: ...
+    def closed(self) -> AbstractContextManager[None]: ...
 
 
 class Storages(Protocol):
@@ -103,7 +106,12 @@ class Teardown:
         """What could not be removed within `timeout`, one line each; the sandbox is gone
         in any case, and another one may be made."""
         deadline = Deadline.after(timeout)
-        return await self._setup.alone(lambda: self._run(deadline))
+        return await self._setup.alone(lambda: self._alone(deadline))
+
+    async def _alone(self, deadline: Deadline) -> tuple[str, ...]:
+        # Whoever came to life meanwhile would hold storages that go.
+        with self._containers.closed():
+            return await self._run(deadline)
 
     async def _run(self, deadline: Deadline) -> tuple[str, ...]:
         left = await _all_at_once(self._container_removals(deadline), deadline)
@@ -127,7 +135,8 @@ class Teardown:
                 ),
             )
 
-        return [removal(status.id) for status in self._containers.list()]
+        made = [status.id for status in self._containers.list()]
+        return [removal(each) for each in (*made, *self._containers.being_created())]
 
     def _storage_removals(self, deadline: Deadline) -> list[_Removal]:
         def removal(storage_id: str) -> _Removal:
@@ -188,7 +197,8 @@ async def _failure(removal: _Removal, deadline: Deadline) -> str:
     except TimeoutError:
         return "the time is over"
     except AgentError as error:
-        return str(error)
+        # Somebody else has removed it meanwhile.
+        return "" if error.reason is Reason.UNKNOWN_CONTAINER else str(error)
     except Exception as error:  # one object's bug must not keep all others
         log.exception("%s: unexpected error", removal.name)
         return f"unexpected error: {error!r}"

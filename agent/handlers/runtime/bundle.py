@@ -26,7 +26,7 @@ from agent.core.fileops import BindMount, FsMount, Location, MountOption, Overla
 from agent.linux.mounting import MountFlag, UnmountFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from agent.core.deadlines import Deadline
@@ -55,6 +55,10 @@ class Files(Protocol):
     async def find_account(
         self, root: str, user: str, group: str | None, deadline: Deadline
     ) -> Found: ...
+    async def find_home(self, root: str, uid: int, deadline: Deadline) -> str: ...
+    async def list_processes(
+        self, question: Mapping[str, Any], deadline: Deadline
+    ) -> Sequence[dict[str, Any]]: ...
 
 
 class Bundle:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from agent.core.errors import Reason, kernel_refused, timed_out
+from agent.core.errors import kernel_refused, timed_out
 from agent.core.exits import is_within
-from agent.handlers.runtime import freezing
+from agent.handlers.runtime import freezing, grouptree
 from agent.handlers.runtime.groupevents import GONE, until_told
 from agent.linux import pseudo
 
@@ -33,6 +34,9 @@ _LIMIT = re.compile(
 )
 """Files of limits (cgroup-v2.rst); what was written to them reads as it can be written."""
 
+_BOUNDS = MappingProxyType({"cgroup.max.descendants": "1000", "cgroup.max.depth": "32"})
+"""More than what manages groups in a container makes (systemd: some hundred, 6 deep)."""
+
 
 class Cgroup:
     """A group by its path (`/pods/SANDBOX/CONTAINER`), there or not."""
@@ -43,9 +47,7 @@ class Cgroup:
 
     def members(self) -> tuple[int, ...]:
         """Pids in the group and below; none when it is gone."""
-        texts = [pseudo.read_optional(group / "cgroup.procs") or "" for group in self._groups()]
-        # 0 is a process of another pid namespace, which can't be here but would mean us to kill(2).
-        return tuple(pid for text in texts for line in text.split() if (pid := int(line)) > 0)
+        return tuple(grouptree.pids(self._directory))
 
     def kill(self) -> None:
         """SIGKILL to every process in it, also to those that come into being meanwhile."""
@@ -87,14 +89,23 @@ class Cgroup:
 
     def remove(self) -> None:
         """Remove what the runtime left; raises AgentError when somebody is still in it."""
-        for group in sorted(self._groups(), reverse=True):
-            try:
-                group.rmdir()
-            except FileNotFoundError:
+        grouptree.remove(self._directory)
+
+    def bound(self, unified: Mapping[str, str]) -> None:
+        """Set how many groups there may be below it and how deep, but for what `unified` (of
+        OCI's linux.resources) has set: looking at all of them must not take long.
+
+        Above the container's own view of the tree, so it can't lift them (nsdelegate,
+        cgroup-v2.rst). Raises AgentError.
+        """
+        for name, text in _BOUNDS.items():
+            if name in unified:
                 continue
+            try:
+                pseudo.write(self._directory / name, text)
             except OSError as error:
-                doing = f"remove the cgroup {group}"
-                raise kernel_refused(error, doing=doing, reason=Reason.STILL_IN_USE) from error
+                if error.errno not in GONE:
+                    raise kernel_refused(error, doing=f"set {name} of {self.path}") from error
 
     def limits(self) -> dict[str, str]:
         """What the group's files of limits say now, by name; none when it is gone."""
@@ -114,10 +125,6 @@ class Cgroup:
                     pseudo.write(self._directory / name, line)
             except OSError as error:
                 raise kernel_refused(error, doing=f"set {name} of {self.path} back") from error
-
-    def _groups(self) -> list[Path]:
-        """The group and all below it, parents first."""
-        return [Path(top) for top, _, _ in os.walk(self._directory)]
 
 
 def open_member(roots: Roots, pid: int, cgroup: str) -> int:
@@ -143,6 +150,20 @@ def signal_member(roots: Roots, pid: int, cgroup: str, number: int) -> None:
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
+
+
+def is_over(roots: Roots, pid: int, cgroup: str) -> bool:
+    """Whether a process has ended, also when nobody has waited for it yet."""
+    pidfd = open_member(roots, pid, cgroup)
+    if pidfd < 0:
+        return True
+    try:
+        # Readable is one that has ended (pidfd_open(2)).
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(0))
     finally:
         os.close(pidfd)
 

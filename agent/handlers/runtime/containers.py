@@ -21,17 +21,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.core.deadlines import Deadline
-from agent.core.errors import AgentError, Reason, already_exists, timed_out, wrong_state
+from agent.core.errors import AgentError, Reason, already_exists, wrong_state
 from agent.core.model import ContainerState, ContainerStatus
 from agent.core.names import check_id
-from agent.core.turns import Turns
+from agent.core.turns import Requests, Turns
 from agent.core.undo import UndoStack
 from agent.handlers.runtime import etcfiles, hooks, interfaces, update
 from agent.handlers.runtime.creating import Creation, new_record
 from agent.handlers.runtime.exitdetails import details_of
 from agent.handlers.runtime.process import Process
 from agent.handlers.runtime.records import ContainerRecord, Phase, ProcessRecord, fingerprint
-from agent.handlers.runtime.removing import Removal, remove_parent
+from agent.handlers.runtime.removing import Removal, refusal, remove_parent
 from agent.handlers.runtime.restore import restore
 from agent.handlers.runtime.retention import Retention
 from agent.handlers.runtime.runtime import RuntimeState
@@ -43,7 +43,7 @@ from agent.handlers.runtime.table import Container, ContainerTable
 from agent.handlers.runtime.teardown import push_teardown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from agent.core.model import ContainerRequest, ContainerUpdate
     from agent.core.network import DnsState
@@ -57,6 +57,9 @@ DEFAULT_TIMEOUT = 30.0
 _ROLLBACK_TIMEOUT = 15.0
 """Seconds for taking a failed create back, whatever its own deadline was."""
 
+_CREATION = "create "
+"""What the wish of a request (core.turns) begins with that is a create."""
+
 T = TypeVar("T")
 
 
@@ -67,6 +70,8 @@ class Containers:
         self.table = ContainerTable(context.state)
         self.turns = Turns()
         self.retention = Retention(self.table, self.turns)
+        self._requests = Requests(self.turns)
+        self._closed = False
         self._context = context
         self._visitors: list[Callable[[str], Awaitable[None]]] = []
 
@@ -84,24 +89,45 @@ class Containers:
     async def create(self, request: ContainerRequest) -> ContainerStatus:
         """Make a container up to where its process would start.
 
-        The same request again is answered with the container's status. Raises
-        BAD_ID, BAD_SPEC, BAD_FIELD before anything is done; ID_IN_USE,
-        UNKNOWN_STORAGE, UNKNOWN_DEVICE, RUNTIME_REFUSED and others with nothing
-        left behind.
+        The same request again is answered with the container's status. When all of
+        its callers have left, it is taken back. Raises BAD_ID, BAD_SPEC, BAD_FIELD before
+        anything is done; ID_IN_USE, WRONG_STATE (it, or the sandbox, is being removed),
+        UNKNOWN_STORAGE, UNKNOWN_DEVICE, RUNTIME_REFUSED and others with nothing left behind.
         """
         check_id("container", request.id)
         spec = oci.parse_spec(request.spec)
         wanted_interfaces(spec, request.interfaces)
         deadline = Deadline.of_request(request.timeout, DEFAULT_TIMEOUT)
-        return await self.turn(request.id, lambda: self._create(request, spec, deadline), deadline)
+        if self._closed:
+            raise refusal(request.id, sandbox_gone=True)
+        return await self._requests.take(
+            request.id,
+            lambda: self._create(request, spec, deadline),
+            deadline,
+            wish=_CREATION + fingerprint(request),
+        )
+
+    def being_created(self) -> tuple[str, ...]:
+        """Ids of those that are in no table yet."""
+        wished = self._requests.wished(_CREATION)
+        return tuple(each for each in wished if self.table.find(each) is None)
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Refuse to create any meanwhile; those that are under way go on."""
+        self._closed = True
+        try:
+            yield
+        finally:
+            self._closed = False
 
     async def start(self, container_id: str, timeout: float | None = None) -> ContainerStatus:
         """Let the container's process run; a second time is answered with its status.
 
-        Raises UNKNOWN_CONTAINER, WRONG_STATE, RUNTIME_REFUSED, HOOK_FAILED (and then it
-        has stopped).
+        When all of its callers have left, it is given up. Raises UNKNOWN_CONTAINER,
+        WRONG_STATE, RUNTIME_REFUSED, HOOK_FAILED (and then it has stopped).
         """
-        return await self._change(container_id, timeout, self._start)
+        return await self._change(container_id, timeout, self._start, wish="start")
 
     async def pause(self, container_id: str, timeout: float | None = None) -> ContainerStatus:
         """Stop all its processes until it is resumed; a second time is fine.
@@ -145,17 +171,25 @@ class Containers:
     ) -> None:
         """End the container (SIGTERM, SIGKILL after `grace` seconds) and remove all of it.
 
+        What else is asked of it is stopped first; one that is being created is taken back.
         `sandbox_gone` is what its processes are told to have died of, else it is the removal.
         Raises UNKNOWN_CONTAINER; OPERATION_TIMED_OUT and others when something
         stays, and then it can be asked for again.
         """
-        self.table.container(container_id)
+        unmade = container_id in self.being_created()
+        if not unmade:
+            self.table.container(container_id)
         deadline = Deadline.of_request(timeout, DEFAULT_TIMEOUT)
 
         async def work() -> None:
-            await self._remove(container_id, deadline, grace=grace, sandbox_gone=sandbox_gone)
+            if not unmade or self.table.find(container_id) is not None:
+                await self._remove(container_id, deadline, grace=grace, sandbox_gone=sandbox_gone)
+            elif sandbox_gone:
+                remove_parent(self._context)
 
-        await self.turn(container_id, work, deadline)
+        why = refusal(container_id, sandbox_gone=sandbox_gone)
+        self._requests.stop(lambda key: key == container_id, why)
+        await self._requests.take(container_id, work, deadline, firm=True)
 
     async def remove_all(self) -> tuple[tuple[str, AgentError], ...]:
         """Remove every container at once; returns those that stay, and why."""
@@ -168,36 +202,20 @@ class Containers:
     async def turn(
         self, key: str, work: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline
     ) -> T:
-        """The result of `work`, which begins when all before it under this key is over.
+        """The result of `work` as the next turn under this key, see core.turns.Requests.
 
-        It is not begun, and OPERATION_TIMED_OUT, when that takes longer than the deadline.
-        Once begun it bounds its own time, also when the caller has left.
+        Raises OPERATION_TIMED_OUT when that does not come before the deadline, WRONG_STATE
+        when the container's removal has stopped it.
         """
-        begun = asyncio.Event()
-
-        async def in_time() -> T:
-            if deadline.passed:
-                raise _no_turn(key)
-            begun.set()
-            return await work()
-
-        task = self.turns.enqueue(key, in_time)
-        beginning = asyncio.ensure_future(begun.wait())
-        try:
-            waiting = {task, beginning}
-            first = asyncio.FIRST_COMPLETED
-            await asyncio.wait(waiting, timeout=deadline.left(), return_when=first)
-        finally:
-            beginning.cancel()
-        if not (begun.is_set() or task.done()):
-            raise _no_turn(key)
-        return await asyncio.shield(task)
+        return await self._requests.take(key, work, deadline)
 
     async def _change(
         self,
         container_id: str,
         timeout: float | None,
         work: Callable[[Container, Deadline], Awaitable[None]],
+        *,
+        wish: str = "",
     ) -> ContainerStatus:
         """Do it as the container's next turn; the status after it."""
         self.table.container(container_id)
@@ -208,7 +226,7 @@ class Containers:
             await work(container, deadline)
             return container.status
 
-        return await self.turn(container_id, whole, deadline)
+        return await self._requests.take(container_id, whole, deadline, wish=wish)
 
     async def restore(self) -> None:
         """Take over what an earlier agent made; see restore.py for what has to come before."""
@@ -281,7 +299,7 @@ class Containers:
         container.mark(Phase.STARTING)
         try:
             came = await start_with_hooks(self._context, container, deadline)
-        except AgentError:
+        except (AgentError, asyncio.CancelledError):
             await self.find_out(container)
             raise
         self._started(container)
@@ -347,7 +365,8 @@ class Containers:
         """Ask the runtime whether a start that went wrong, or was cut off, took effect."""
         deadline = Deadline.after(_ROLLBACK_TIMEOUT)
         state = await self._context.runtime.state(container.id, deadline)
-        if state in (RuntimeState.CREATED, RuntimeState.CREATING):
+        waits = state in (RuntimeState.CREATED, RuntimeState.CREATING)
+        if waits or self._context.runtime.is_held(container.id):
             container.mark(Phase.CREATED)
         else:
             self._started(container)
@@ -355,7 +374,7 @@ class Containers:
 
     def announce_exit(self, container: Container) -> None:
         """Publish an exit that came before the event that comes first."""
-        if container.first is not None and container.first.exit is not None:
+        if container.first is not None and container.first.is_over:
             self._exited(container.first)
 
     async def _remove(
@@ -376,7 +395,7 @@ class Containers:
         removal = Removal(
             self._context, container, deadline, grace=grace, sandbox_gone=sandbox_gone
         )
-        await removal.end(self.turns)
+        await removal.end(self.turns, self._requests)
         await removal.clear(undone=not announced)
         self._context.state.delete(ContainerRecord.KIND, container_id)
         self.table.remove(container)
@@ -438,11 +457,3 @@ def _repeated(known: Container, request: ContainerRequest) -> ContainerStatus:
             id=known.id,
         )
     return known.status
-
-
-def _no_turn(key: str) -> AgentError:
-    return timed_out(
-        f"what was asked of {key.replace(':', '/')} before this was not over in time",
-        hint="another operation on it is under way; ask again",
-        id=key.partition(":")[0],
-    )

@@ -112,7 +112,7 @@ class Creation:
             await self._launch(config, new)
         wanted = wanted_interfaces(spec, request.interfaces)
         await interfaces.give(context, container, wanted, deadline)
-        await self._guard()
+        await self._guard(spec)
 
     async def _mounts(self) -> list[dict[str, Any]]:
         context, container = self._context, self._container
@@ -221,9 +221,11 @@ class Creation:
                 raise hook_failure(bundle.path) or error from error
             raise
 
-    async def _guard(self) -> None:
-        """What watches it from its first moment on, and what is its alone."""
+    async def _guard(self, spec: dict[str, Any]) -> None:
+        """What watches it from its first moment on, what bounds it, and what is its alone."""
         context, record = self._context, self._container.record
+        resources = (spec.get("linux") or {}).get("resources") or {}
+        self._container.cgroup.bound(resources.get("unified") or {})
         context.oom.track(record.id, record.cgroup)
         if record.pressure:
             context.pressure.set(record.id, record.cgroup, record.pressure)

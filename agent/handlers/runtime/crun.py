@@ -47,6 +47,10 @@ class Crun:
     async def start(self, container_id: str, deadline: Deadline) -> None:
         await self._call("start", ["--", container_id], deadline)
 
+    def is_held(self, container_id: str) -> bool:
+        """crun opens this file (and waits for the other end), removes it, writes to it."""
+        return (self._state_root / container_id / "exec.fifo").exists()
+
     async def exec(self, call: ExecCall, deadline: Deadline) -> int:
         arguments = ["--detach", "--process", str(call.process_file)]
         arguments += _files(call.pid_file, call.stdio)

@@ -7,15 +7,18 @@ What `cgroup.freeze` says is the truth, also for an agent that comes later.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import contextlib
 from typing import TYPE_CHECKING
 
 from agent.core.errors import kernel_refused, timed_out
+from agent.handlers.runtime import grouptree
 from agent.handlers.runtime.groupevents import GONE, until_told
 from agent.linux import pseudo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from agent.core.deadlines import Deadline
 
 _FILE = "cgroup.freeze"
@@ -61,13 +64,22 @@ async def thaw(group: Path, deadline: Deadline) -> None:
 
 def thaw_all(group: Path) -> None:
     """The same of it and of all groups below, without waiting. Raises KERNEL_REFUSED."""
-    for top, _, _ in os.walk(group):
-        _write(Path(top), "0")
+    with _told(group, "0"), contextlib.closing(grouptree.walk(group)) as groups:
+        for below in groups:
+            with _told(group, "0"):
+                grouptree.write(below, _FILE, "0")
 
 
 def _write(group: Path, word: str) -> None:
-    try:
+    with _told(group, word):
         pseudo.write(group / _FILE, word)
+
+
+@contextlib.contextmanager
+def _told(group: Path, word: str) -> Iterator[None]:
+    """Turns what the kernel refuses into an error; a group that is gone is fine."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in GONE:
             doing = "freeze" if word == "1" else "thaw"

@@ -67,6 +67,11 @@ class Process:
     def exit(self) -> ProcessExit | None:
         return self.record.exit
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its exit was told: the journal has it a moment earlier."""
+        return self._ended.is_set()
+
     def save(self) -> None:
         self._context.state.save(self.record.KIND, self.record.key, self.record.to_data())
 

@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.core.deadlines import Deadline
-from agent.core.errors import Reason, already_exists, invalid, wrong_state
+from agent.core.errors import AgentError, Reason, already_exists, invalid, wrong_state
 from agent.core.life import Until
 from agent.core.model import ContainerState, ProcessExit, ProcessRef, Stream
 from agent.core.names import check_id
 from agent.core.undo import UndoStack
-from agent.handlers.runtime.cgroup import signal_member
+from agent.handlers.runtime.cgroup import is_over, signal_member
 from agent.handlers.runtime.ends import UNDONE, asked
 from agent.handlers.runtime.launch import launch
 from agent.handlers.runtime.records import ProcessRecord, fingerprint
@@ -23,6 +23,7 @@ from agent.handlers.runtime.spec import accounts, support
 from agent.handlers.runtime.spec.configuration import parse_process
 from agent.handlers.runtime.spec.environment import translate_env
 from agent.handlers.runtime.spec.process import added, exec_defaults, has_terminal
+from agent.handlers.runtime.undone import kill_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 30.0
 """Seconds for an exec that brings no timeout (processes.proto)."""
 
+_DOING = "run a process in it"
 _LAST_SIGNAL = 64
 _LARGEST_WINDOW = 65535
 
@@ -189,7 +191,7 @@ class Processes:
         container = self._table.container(request.container_id)
         if (known := container.processes.get(request.exec_id)) is not None:
             return _repeated(known, request)
-        container.require("run a process in it", ContainerState.RUNNING)
+        container.require(_DOING, ContainerState.RUNNING)
         await self._containers.retention.make_room(container)
         whole = await self._whole(container, request, wanted, deadline)
         process = self._containers.new_process(
@@ -210,7 +212,13 @@ class Processes:
             undo.push("end it", lambda: self._end(container, process))
             container.processes[request.exec_id] = process
             undo.push("forget its name", lambda: container.processes.pop(request.exec_id, None))
-            await self._launch(container, process, whole, deadline)
+            try:
+                await self._launch(container, process, whole, deadline)
+            except AgentError as error:
+                if error.reason is Reason.RUNTIME_REFUSED:
+                    # It may have been paused or ended meanwhile, which says more.
+                    _require_running(container, self._context)
+                raise
             undo.commit()
         container.bundle.remove_exec(request.exec_id)
         return process.pid
@@ -227,7 +235,8 @@ class Processes:
             # Its own; what it inherits is translated already.
             env = translate_env(env, container.record.granted, container.id)
             wanted = {**wanted, "env": env}
-        whole = exec_defaults(wanted, container.bundle.config()["process"])
+        first = accounts.without_given_home(container.bundle.config()["process"])
+        whole = exec_defaults(wanted, first)
         more = translate_env(list(request.more_environment), container.record.granted, container.id)
         whole["env"] = added(whole.get("env", ()), more)
         support.check_exec(whole, await self._context.support())
@@ -252,13 +261,15 @@ class Processes:
 
         await launch(self._context, process, make, deadline)
 
-    def _end(self, container: Container, process: Process) -> None:
+    async def _end(self, container: Container, process: Process) -> None:
         """Kill what came of a failed exec; the runtime may have been cut off after its work."""
         process.note(signals.SIGKILL, UNDONE)
         record = process.record
         pid = process.pid or container.bundle.exec_pid(record.exec_id)
         if pid:
             signal_member(self._context.roots, pid, record.cgroup, signals.SIGKILL)
+        pid_file = str(container.bundle.exec_pid_file(record.exec_id))
+        await kill_left(self._context, container, pid_file)
 
     def _whole_container(self, ref: ProcessRef) -> Container:
         if ref.exec_id:
@@ -267,6 +278,20 @@ class Processes:
                 field="all_processes",
             )
         return self._table.container(ref.container_id)
+
+
+def _require_running(container: Container, context: RuntimeContext) -> None:
+    """Raises WRONG_STATE with the state that it is in, if that is another one by now."""
+    container.require(_DOING, ContainerState.RUNNING)
+    first = container.first
+    if first is not None and is_over(context.roots, first.pid, first.record.cgroup):
+        # The journal, which the container's state goes by, may tell it only later.
+        stopped = ContainerState.STOPPED
+        raise wrong_state(
+            f"container {container.id} is {stopped}, not {ContainerState.RUNNING}: can't {_DOING}",
+            id=container.id,
+            state=stopped,
+        )
 
 
 def _signal_all(container: Container, context: RuntimeContext, number: int) -> None:

@@ -6,14 +6,14 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
-from agent.core.errors import AgentError
+from agent.core.errors import AgentError, wrong_state
 from agent.core.undo import UndoStack
 from agent.handlers.runtime.ends import DESTROYED, REMOVED
 from agent.handlers.runtime.teardown import push_teardown
 
 if TYPE_CHECKING:
     from agent.core.deadlines import Deadline
-    from agent.core.turns import Turns
+    from agent.core.turns import Requests, Turns
     from agent.handlers.runtime.context import RuntimeContext
     from agent.handlers.runtime.table import Container
 
@@ -35,8 +35,9 @@ class Removal:
         self._deadline = deadline
         self._grace = grace
         self._why = DESTROYED if sandbox_gone else REMOVED
+        self._refusal = refusal(container.id, sandbox_gone=sandbox_gone)
 
-    async def end(self, turns: Turns) -> None:
+    async def end(self, turns: Turns, requests: Requests) -> None:
         """Until nothing of it runs but what can't be killed. Raises AgentError."""
         await self._resume()
         await self._ask()
@@ -44,7 +45,9 @@ class Removal:
         for process in self._container.processes.values():
             process.note(signal.SIGKILL, self._why)
         self._container.cgroup.kill()
-        await turns.quiet(f"{self._container.id}:", self._deadline.left())
+        execs = f"{self._container.id}:"
+        requests.stop(lambda key: key.startswith(execs), self._refusal)
+        await turns.quiet(execs, self._deadline.left())
 
     async def clear(self, *, undone: bool) -> None:
         """Take all of it away; raises the first failure, with what else stays."""
@@ -75,6 +78,17 @@ class Removal:
         with contextlib.suppress(TimeoutError):
             async with self._deadline.earlier(self._grace).limit():
                 await first.wait()
+
+
+def refusal(container_id: str, *, sandbox_gone: bool) -> AgentError:
+    """What they are told who want something else of it meanwhile."""
+    if sandbox_gone:
+        return wrong_state(
+            f"container {container_id}: the sandbox is being destroyed", id=container_id
+        )
+    return wrong_state(
+        f"container {container_id} is being removed", id=container_id, state="removing"
+    )
 
 
 def remove_parent(context: RuntimeContext) -> None:

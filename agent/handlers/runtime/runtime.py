@@ -76,6 +76,10 @@ class Runtime(Protocol):
 
     async def start(self, container_id: str, deadline: Deadline) -> None: ...
 
+    def is_held(self, container_id: str) -> bool:
+        """Whether its first process, dead or alive, was not told yet to run its program."""
+        ...
+
     async def exec(self, call: ExecCall, deadline: Deadline) -> int:
         """Returns the pid of the new process, which may have ended already."""
         ...

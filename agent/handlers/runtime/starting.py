@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.core.errors import timed_out
+from agent.core.errors import timed_out, wrong_state
 from agent.handlers.runtime import hooks
 from agent.handlers.runtime.ends import UNDONE
 
@@ -25,9 +26,10 @@ async def start_with_hooks(
 ) -> bool:
     """Whether it came to run its program: a hook inside may have failed.
 
-    Raises RUNTIME_REFUSED; OPERATION_TIMED_OUT, and then it is ended.
+    Raises RUNTIME_REFUSED; WRONG_STATE when it ended first; OPERATION_TIMED_OUT, and then
+    it is ended.
     """
-    start = partial(context.runtime.start, container.id, deadline)
+    start = partial(_start_unless_ended, context, container, deadline)
     pid = container.first.pid if container.first else 0
     try:
         return await hooks.start(container.bundle.config(), pid, start, deadline)
@@ -41,6 +43,32 @@ async def start_with_hooks(
             hint="it is stopped; give Start more time or the hooks a timeout",
             id=container.id,
         ) from None
+
+
+async def _start_unless_ended(
+    context: RuntimeContext, container: Container, deadline: Deadline
+) -> None:
+    """The runtime would wait for ever for a process that ended before it heard of its start.
+
+    One that did hear of it may end before the runtime does, which has more to do.
+    """
+    if container.first is None:
+        raise AssertionError("what is started has a first process")
+    starting = asyncio.ensure_future(context.runtime.start(container.id, deadline))
+    ended = asyncio.ensure_future(container.first.wait())
+    try:
+        await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done() and context.runtime.is_held(container.id):
+            raise wrong_state(
+                f"the process of container {container.id} ended before it was started",
+                id=container.id,
+                state="stopped",
+            )
+        await starting
+    finally:
+        ended.cancel()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
 
 
 async def inside_failure(container: Container) -> AgentError:

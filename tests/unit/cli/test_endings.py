@@ -26,7 +26,12 @@ OOM = pb.END_CAUSE_OUT_OF_MEMORY
                 code=137, signal=9, cause=pb.END_CAUSE_KILLED_BY_AGENT, why="SIGKILL was asked for"
             ),
             "killed (137)",
-            "ended by SIGKILL: SIGKILL was asked for",
+            "ended by SIGKILL, which was asked for",
+        ),
+        (
+            pb.ExitStatus(code=0, cause=pb.END_CAUSE_KILLED_BY_AGENT, why="SIGTERM was asked for"),
+            "killed (0)",
+            "exited with 0: SIGTERM was asked for",
         ),
         (
             pb.ExitStatus(code=137, signal=9, cause=pb.END_CAUSE_SANDBOX_GONE),

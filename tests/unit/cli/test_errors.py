@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from innkeeper.cli.errors import CliError, exit_code, explain
 from innkeeper.shim.errors import Reason, ShimError
+from tests.fakes.refusing import refusal
 
 pytestmark = [pytest.mark.unit, pytest.mark.operations]
-
-
-def refusal(message: str, reason: str, **fields: str) -> aio.AioRpcError:
-    """A failed call as the guest's agent ends one."""
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="innkeeper", metadata=fields)
-    detail = any_pb2.Any()
-    detail.Pack(info)
-    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
-    trailers = aio.Metadata(("grpc-status-details-bin", status.SerializeToString()))
-    return aio.AioRpcError(code, aio.Metadata(), trailers, message)
 
 
 def test_a_refusal_shows_reason_fields_and_hint() -> None:
@@ -33,6 +21,12 @@ def test_a_refusal_shows_reason_fields_and_hint() -> None:
         "  users: c1",
         "  hint: remove c1 first",
     ]
+
+
+def test_fields_are_in_the_order_of_their_names() -> None:
+    """A map of protobuf's has none."""
+    error = refusal("x", "STILL_IN_USE", users="c1", evidence="e", paths="p")
+    assert explain(error).splitlines()[2:] == ["  evidence: e", "  paths: p", "  users: c1"]
 
 
 def test_what_the_message_says_is_not_said_again() -> None:
@@ -70,8 +64,22 @@ def test_a_failure_of_the_hosts_side_shows_the_same() -> None:
             ),
             126,
         ),
+        (
+            refusal(
+                "crun exec of container web failed: the path `/tmp` is not a regular file:"
+                " Operation not permitted",
+                "RUNTIME_REFUSED",
+            ),
+            126,
+        ),
         (refusal("cgroup: Permission denied", "MOUNT_REFUSED"), 125),
     ],
 )
 def test_exit_codes_are_those_of_container_tools(error: BaseException, code: int) -> None:
     assert exit_code(error) == code
+
+
+def test_a_command_that_cannot_be_run_is_told_why() -> None:
+    said = "the path `/tmp` is not a regular file: Operation not permitted"
+    error = refusal(said, "RUNTIME_REFUSED")
+    assert "hint: the command must be a regular file that its user may execute" in explain(error)

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from innkeeper.cli import options
+from innkeeper.cli.exec import Words
 from innkeeper.cli.exec import split_words as split_exec
 from innkeeper.cli.options import DiskOption
 from innkeeper.shim.spec import VmSpec
@@ -176,16 +177,29 @@ def test_a_cdi_device_is_refused_for_now() -> None:
 
 
 def test_exec_takes_a_vm_a_container_and_a_command() -> None:
-    assert split_exec(["web", "main", "--", "ls", "-l"]) == ("web", "main", ("ls", "-l"))
-    assert split_exec(["web", "--", "ls", "--", "x"]) == ("web", "", ("ls", "--", "x"))
+    assert split_exec(["web", "main", "--", "ls", "-l"]) == Words(
+        vm="web", container="main", argv=("ls", "-l")
+    )
+    assert split_exec(["web", "--", "ls", "--", "x"]) == Words(vm="web", argv=("ls", "--", "x"))
 
 
-@pytest.mark.parametrize(
-    "words", [["web", "ls"], ["web", "--"], ["--", "ls"], ["web", "a", "-t", "--", "sh"]]
-)
+@pytest.mark.parametrize("words", [["web"], ["web", "--"], ["--", "ls"], ["web", "-t", "a", "sh"]])
 def test_exec_without_its_parts_shows_how_it_is_written(words: list[str]) -> None:
     with pytest.raises(typer.BadParameter, match=r"VM \[CONTAINER\] -- CMD"):
         split_exec(words)
+
+
+def test_exec_of_two_words_is_shown_with_what_is_missing() -> None:
+    with pytest.raises(typer.BadParameter, match=r"mean: innkeeper exec -it web -- 'a b'$"):
+        split_exec(["web", "a b"], ["-it"])
+
+
+def test_exec_of_three_words_may_be_as_dockers() -> None:
+    """Its second word is a container, if there is such a one."""
+    found = split_exec(["web", "sh", "-c", "ls"], ["-t"])
+    assert (found.container, found.argv) == ("sh", ("-c", "ls"))
+    assert found.doubt.endswith("innkeeper exec -t web -- sh -c ls")
+    assert split_exec(["web", "db", "env", "--", "ls"]).argv == ("env", "--", "ls")
 
 
 @pytest.mark.parametrize("text", ["4294967295", "0:99999999999", "9" * 5000])

@@ -189,12 +189,13 @@ def test_root_host_name_and_init() -> None:
 
 
 def test_memory_as_a_mount() -> None:
+    """Everybody may write there, as with docker, unless another mode is said."""
     (plain, sized) = added_mounts("--tmpfs", "/run", "--tmpfs", "/tmp:size=64M,mode=1777,exec")
     assert plain == {
         "destination": "/run",
         "type": "tmpfs",
         "source": "tmpfs",
-        "options": ["nosuid", "nodev", "noexec"],
+        "options": ["nosuid", "nodev", "noexec", "mode=1777"],
     }
     assert sized["options"] == ["nosuid", "nodev", "noexec", "size=67108864", "mode=1777", "exec"]
     (long,) = added_mounts("--mount", "type=tmpfs,dst=/tmp,tmpfs-size=1048576,tmpfs-mode=700,ro")
@@ -390,7 +391,7 @@ def test_an_image_of_another_form_is_refused_before_a_vm_boots(
         (("-h", "x" * 65), "at most 64 bytes"),
         (("-v", "data:/data"), "want --vm; a directory here is ./data"),
         (("-v", "/data"), "memory is --tmpfs"),
-        (("-v", "/none/x:/data"), "no such file"),
+        (("-v", "/none/x:/data"), "-v /none/x: no such directory"),
         (("-v", "/etc/passwd:/data"), "is no directory"),
         (("-v", "/tmp:/data:shared"), "'shared' is none of"),
         (("--tmpfs", "tmp"), "MOUNT"),

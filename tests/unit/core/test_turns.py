@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from agent.core.turns import Turns
+from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError, wrong_state
+from agent.core.turns import Requests, Turns
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
@@ -82,3 +84,57 @@ async def test_waiting_for_keys_by_their_prefix() -> None:
     await turns.quiet("c10:", 0)
     other.go.set()
     await turns.all_done()
+
+
+async def test_what_is_stopped_while_it_waits_is_not_begun_and_lets_nobody_overtake() -> None:
+    log: list[str] = []
+    turns = Turns()
+    requests, first, third = Requests(turns), Work(log, "first"), Work(log, "third")
+    soon, why = Deadline.after(60), wrong_state("it goes")
+    running = asyncio.create_task(requests.take("c", first, soon, firm=True))
+    waiting = asyncio.create_task(requests.take("c", Work(log, "second"), soon, wish="w"))
+    await asyncio.sleep(0)
+    assert requests.wished("w") == ("c",)
+    requests.stop(lambda key: key == "c", why)
+    last = asyncio.create_task(requests.take("c", third, soon))
+    third.go.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert log == ["first begins"]
+    first.go.set()
+    assert [await running, await last] == ["first", "third"]
+    with pytest.raises(AgentError, match="it goes"):
+        await waiting
+    assert log == ["first begins", "first ends", "third begins", "third ends"]
+
+
+async def test_a_request_without_a_wish_goes_on_without_its_caller() -> None:
+    log: list[str] = []
+    turns, work = Turns(), Work(log, "work")
+    caller = asyncio.create_task(Requests(turns).take("c", work, Deadline.after(60)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait([caller])
+    work.go.set()
+    await turns.all_done()
+    assert log == ["work begins", "work ends"]
+
+
+async def test_what_is_wished_goes_on_while_one_of_its_callers_is_there() -> None:
+    log: list[str] = []
+    turns, work = Turns(), Work(log, "work")
+    requests = Requests(turns)
+    callers = [
+        asyncio.create_task(requests.take("c", work, Deadline.after(60), wish="w"))
+        for _ in range(2)
+    ]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for caller in callers:
+        assert log == ["work begins"]
+        assert requests.wished("w") == ("c",)
+        caller.cancel()
+        await asyncio.wait([caller])
+    await turns.all_done()
+    assert (log, requests.wished("w")) == (["work begins"], ())

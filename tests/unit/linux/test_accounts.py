@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.linux.accounts import LARGEST, find_account, number_of
+from agent.linux.accounts import LARGEST, find_account, find_home, number_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
@@ -145,3 +145,28 @@ def test_bytes_that_are_no_text(root: Path) -> None:
 @pytest.mark.parametrize("text", ["", "1 ", " 1", "+1", "0x1", "1_0", "9" * 5000, "\u00b2"])
 def test_what_is_no_number(text: str) -> None:
     assert number_of(text) is None
+
+
+@pytest.mark.parametrize(
+    ("uid", "home"), [(0, "/root"), (1000, "/srv"), (55, "/"), (4321, ""), (5, "")]
+)
+def test_a_home_is_that_of_the_first_user_with_the_number(root: Path, uid: int, home: str) -> None:
+    assert find_home(root=str(root), uid=uid) == home
+    name = {0: "root", 1000: "web"}.get(uid, str(uid))
+    if uid != 55:
+        assert find_account(root=str(root), user=name, group=None)["home"] == home
+
+
+@pytest.mark.parametrize("home", ["/a\x07b", "/caf\udce9", "/" * 4096])
+def test_a_home_that_no_variable_can_hold(root: Path, home: str) -> None:
+    text = f"web:x:9:9::{home}:/bin/sh\n"
+    (root / "etc/passwd").write_bytes(text.encode(errors="surrogateescape"))
+    assert find_home(root=str(root), uid=9) == ""
+
+
+def test_a_home_is_not_waited_for(root: Path) -> None:
+    (root / "etc/passwd").unlink()
+    assert find_home(root=str(root), uid=0) == ""
+    os.mkfifo(root / "etc/passwd")
+    with pytest.raises(OSError, match="regular"):
+        find_home(root=str(root), uid=0)

@@ -63,7 +63,7 @@ def _group(name: str, module: str = "") -> _Entry:
 
 _ENTRIES: Final = (
     _command("run", takes_a_command=True, of_class="RunCommand"),
-    _command("exec", attribute="exec_", takes_a_command=True),
+    _command("exec", attribute="exec_", takes_a_command=True, of_class="ExecCommand"),
     _command("attach"),
     _command("ps"),
     _command("top"),

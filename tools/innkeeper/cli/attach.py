@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from grpc import aio
 
-from innkeeper.cli import broken, completion, detach, refs, terminal, workload
+from innkeeper.cli import broken, completion, detach, output, refs, terminal, workload
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
@@ -43,7 +43,7 @@ def attach(
         bool,
         typer.Option(
             "--sig-proxy/--no-sig-proxy",
-            help="Pass the first Ctrl-C on, or leave at once.",
+            help="Pass the first Ctrl-C or SIGTERM on, or leave at once.",
             show_default="on",
         ),
     ] = True,
@@ -53,8 +53,9 @@ def attach(
 
     Until it ends. First comes what is kept of its output: all that nobody has read yet,
     and a little before. The exit code is the process's, as of `innkeeper run`. On a
-    terminal, ctrl-p ctrl-q leaves it running (code 0); else a second Ctrl-C does (code
-    130). Several may be attached at once; input is for one of them.
+    terminal, ctrl-p ctrl-q leaves it running (code 0). Else the first Ctrl-C or SIGTERM
+    is passed on to it, and a second one leaves it running (code 130, 143). Several may be
+    attached at once; input is for one of them.
 
     \b
     Examples:
@@ -95,9 +96,16 @@ async def _show(
 ) -> int:
     has_terminal = await _has_terminal(channel, process)
     raw = has_terminal and view.stdin and terminal.is_ours()
-    shown = replace(view, terminal=raw, keys=view.keys if raw else b"")
+    shown = replace(
+        view,
+        terminal=raw,
+        keys=view.keys if raw else b"",
+        leaving=f"SIGTERM was passed on to {refs.text(process)}; a second one leaves it running",
+    )
     if raw:
         await _redraw(channel, process)
+    elif output.err().is_terminal:
+        _tell_way_out(process, view)
     try:
         return await workload.show(channel, process, shown, interrupts)
     except asyncio.CancelledError:
@@ -107,6 +115,15 @@ async def _show(
     except detach.Detached:
         detach.tell(vm, process)
         return 0
+
+
+def _tell_way_out(process: types_pb2.ProcessRef, view: workload.View) -> None:
+    """There are no keys for it: what is typed is the process's, or nobody's."""
+    target = refs.text(process)
+    if view.pass_signals:
+        output.note(f"Ctrl-C goes to {target}; a second one leaves it running")
+    else:
+        output.note(f"Ctrl-C leaves {target} running")
 
 
 async def _redraw(channel: aio.Channel, process: types_pb2.ProcessRef) -> None:

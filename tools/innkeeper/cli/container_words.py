@@ -114,7 +114,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="DEVICE[:PATH][:rwm]",
         text="A device: its id (`device attach`), its BDF or PCI path in the guest, or a node"
-        " (/dev/vfio/16); ids want --vm",
+        " (/dev/vfio/16), for which it waits 10 s; ids want --vm",
     ),
 ]
 CpusOption = Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from innkeeper.cli import broken, output
+from innkeeper.cli import broken, hints, output
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import find_vm
@@ -109,10 +109,12 @@ def cp(
     options = CopyOptions(archive=archive, follow=follow, only_new=only_new)
     match parse_end(source), parse_end(target):
         case Local() as local, Remote() as remote:
+            hints.about(remote.vm)
             wait_for(_copy_in(local, remote, options))
         case Remote() as remote, Local() as local:
             if only_new:
                 raise typer.BadParameter("--only-new is for copies into a VM")
+            hints.about(remote.vm)
             wait_for(_copy_out(remote, local, options))
         case _:
             raise typer.BadParameter(

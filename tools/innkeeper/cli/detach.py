@@ -24,8 +24,8 @@ KeysOption = Annotated[
         "--detach-keys",
         metavar="KEYS",
         envvar="INNKEEPER_DETACH_KEYS",
-        help="Leaves a terminal, and the process running: a letter, or ctrl-LETTER (also"
-        " @ [ \\ ] ^ _), several with commas; empty: none.",
+        help="Typed when the process has a terminal, they leave it running: a letter, or"
+        " ctrl-LETTER (also @ [ \\ ] ^ _), several with commas; empty: none.",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from google.protobuf import json_format
 
-from innkeeper.cli import hardware, options, output, plugged, refusals
+from innkeeper.cli import hardware, hints, options, output, plugged, refusals
 from innkeeper.cli.attached import online, where
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import Vm, find_vm
@@ -23,7 +23,9 @@ app = typer.Typer(
 
 _PORT_COLUMNS = ("PORT", "PCI PATH", "DEVICES", "NOTES")
 
-VmArgument = Annotated[str, typer.Argument(metavar="VM", help="Name of the VM.")]
+VmArgument = Annotated[
+    str, typer.Argument(metavar="VM", help="Name of the VM.", callback=hints.about)
+]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the device.")]
 IdOption = Annotated[
     str, typer.Option("--id", metavar="ID", help="Id of the device.", show_default="KIND-XXXX")

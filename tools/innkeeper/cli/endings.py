@@ -29,12 +29,20 @@ def long(status: ExitStatus) -> str:
         case types_pb2.END_CAUSE_OUT_OF_MEMORY:
             return _out_of_memory(status.out_of_memory)
         case types_pb2.END_CAUSE_KILLED_BY_AGENT:
-            return f"{_by_signal(status)}: {printable(status.why) or 'it was asked for'}"
+            return f"{_by_signal(status)}{_asked(status)}"
         case types_pb2.END_CAUSE_SANDBOX_GONE:
             return f"{_by_signal(status)}: its sandbox was destroyed"
         case types_pb2.END_CAUSE_LOST:
             return "ended; how is lost"
     return _by_signal(status)
+
+
+def _asked(status: ExitStatus) -> str:
+    """One may also exit by itself, or by another signal, when it was told to end."""
+    by_that = status.signal and status.why == f"{signals.name(status.signal)} was asked for"
+    if by_that or not status.why:
+        return ", which was asked for"
+    return f": {printable(status.why)}"
 
 
 def _by_signal(status: ExitStatus) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from innkeeper.cli import hints
 from innkeeper.image.model import ImageError
 from innkeeper.shim.commands import CommandError
 from innkeeper.shim.errors import ShimError
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 OUR_FAILURE = 125
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
+
+_CANNOT_RUN = ("permission denied", "not executable", "is not a regular file", "is a directory")
+_CANNOT_RUN_HINT = "the command must be a regular file that its user may execute"
 
 
 class CliError(Exception):
@@ -48,7 +52,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, grpc.RpcError):
         return _explain_call(error)
     if isinstance(error, ShimError):
-        return _lines(error.message, {"reason": error.reason, **error.fields}, error.hint)
+        hint = hints.hint(error.reason, error.fields, error.hint)
+        return _lines(error.message, {"reason": error.reason, **in_order(error.fields)}, hint)
     if isinstance(error, CliError):
         return _lines(error.message, {}, error.hint)
     if isinstance(error, ImageError):
@@ -62,7 +67,7 @@ def exit_code(error: BaseException) -> int:
         text = details_of(error).lower()
         if "executable" in text and ("not found" in text or "no such file" in text):
             return NOT_FOUND
-        if "permission denied" in text or "not executable" in text:
+        if any(words in text for words in _CANNOT_RUN):
             return NOT_EXECUTABLE
     return OUR_FAILURE
 
@@ -74,8 +79,15 @@ def _explain_call(error: grpc.RpcError) -> str:
         name = code.name if isinstance(code, grpc.StatusCode) else type(error).__name__
         return _lines(details_of(error), {"code": name}, "")
     fields = dict(info.metadata)
-    hint = fields.pop("hint", "")
-    return _lines(details_of(error), {"reason": info.reason, **fields}, hint)
+    hint = hints.hint(info.reason, fields, fields.pop("hint", ""))
+    if not hint and exit_code(error) == NOT_EXECUTABLE:
+        hint = _CANNOT_RUN_HINT
+    return _lines(details_of(error), {"reason": info.reason, **in_order(fields)}, hint)
+
+
+def in_order(fields: Mapping[str, str]) -> dict[str, str]:
+    """By name: a map of protobuf's comes in another order each time."""
+    return dict(sorted(fields.items()))
 
 
 def _reason(error: grpc.RpcError) -> str:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from innkeeper.cli import broken, completion, detach, options, output, refs, terminal, workload
+from innkeeper.cli import (
+    broken,
+    completion,
+    detach,
+    hints,
+    options,
+    output,
+    refs,
+    terminal,
+    workload,
+)
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
@@ -17,6 +29,8 @@ from innkeeper.shim.client import find_vm
 from innkeeper.v1 import types_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from grpc import aio
 
     from innkeeper.shim.client import Vm
@@ -34,18 +48,33 @@ class ExecRequest:
     """Empty: one that nobody else has."""
     detached: bool = False
     keys: bytes = b""
+    doubt: str = ""
+    """What to say when there is no such container: perhaps the word belongs to the command."""
 
     @property
     def exec_id(self) -> str:
         return self.id or f"exec-{secrets.token_hex(4)}"
 
 
+_GIVEN = "innkeeper.exec"
+
+
+class ExecCommand(TyperCommand):
+    """Remembers its words as they are typed, to show them the right way."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_GIVEN] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
 def exec_(  # noqa: PLR0913 - typer makes each parameter an option
+    context: typer.Context,
     words: Annotated[
         list[str],
         typer.Argument(
             metavar="VM [CONTAINER] -- CMD...",
-            help="Where, and what. Without CONTAINER: the one that runs there.",
+            help="Where, and what. Without CONTAINER: the one that runs there. Without --: the"
+            " second word is the CONTAINER.",
             autocompletion=completion.vm_or_container,
         ),
     ],
@@ -86,11 +115,13 @@ def exec_(  # noqa: PLR0913 - typer makes each parameter an option
       innkeeper exec -d --id backup web main -- tar cf /data/all.tar /srv
       innkeeper wait web main/backup
     """
-    vm, container, argv = split_words(words)
-    given = options.parse_environment(env or [])
+    given = context.meta[_GIVEN]
+    found = split_words(words, given[: len(given) - len(words)])
+    hints.about(found.vm)
+    environment = options.parse_environment(env or [])
     process = workload.ProcessOptions(
-        argv=argv,
-        environment=workload.own_terminal(given) if tty else given,
+        argv=found.argv,
+        environment=workload.own_terminal(environment) if tty else environment,
         directory=options.parse_directory(workdir),
         user=options.parse_user(user),
         terminal=tty,
@@ -98,8 +129,9 @@ def exec_(  # noqa: PLR0913 - typer makes each parameter an option
     )
     request = ExecRequest(
         process=process,
-        vm=vm,
-        container=container,
+        vm=found.vm,
+        container=found.container,
+        doubt=found.doubt,
         id=exec_id,
         detached=detached,
         keys=detach.parse_keys(detach_keys),
@@ -107,18 +139,44 @@ def exec_(  # noqa: PLR0913 - typer makes each parameter an option
     raise typer.Exit(wait_for(exec_in(request)))
 
 
-def split_words(words: list[str]) -> tuple[str, str, tuple[str, ...]]:
-    """VM, container (or empty) and command; raises typer.BadParameter."""
-    where, argv = words, []
-    if "--" in words:
-        at = words.index("--")
-        where, argv = words[:at], words[at + 1 :]
-    if not argv or not 1 <= len(where) <= 2:
-        raise typer.BadParameter(
-            "write VM [CONTAINER] -- CMD..., as in: innkeeper exec web -- ps"
-            " (options come before the VM)"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """Where and what."""
+
+    vm: str
+    container: str = ""
+    argv: tuple[str, ...]
+    doubt: str = ""
+    """As of ExecRequest."""
+
+
+def split_words(words: Sequence[str], before: Sequence[str] = ()) -> Words:
+    """`before` are the options that were given. Raises typer.BadParameter, with the words
+    as they should be."""
+    at = words.index("--") if "--" in words else len(words)
+    where, argv = words[:at], words[at + 1 :]
+    if argv and 1 <= len(where) <= 2:
+        return Words(vm=where[0], container="".join(where[1:]), argv=tuple(argv))
+    plain = not any(word.startswith("-") for word in words[:2])
+    if at > 2 and plain:
+        vm, container, *rest = words
+        doubt = (
+            f"VM {vm} has no container {container};"
+            f" did you mean: {_written([*before, vm], words[1:])}"
         )
-    return where[0], where[1] if len(where) == 2 else "", tuple(argv)
+        return Words(vm=vm, container=container, argv=tuple(rest), doubt=doubt)
+    if at == 2 == len(words) and plain:
+        raise typer.BadParameter(
+            f"write -- before the command; did you mean: {_written([*before, words[0]], words[1:])}"
+        )
+    raise typer.BadParameter(
+        "write VM [CONTAINER] -- CMD..., as in: innkeeper exec web -- ps"
+        " (options come before the VM)"
+    )
+
+
+def _written(where: Sequence[str], argv: Sequence[str]) -> str:
+    return f"innkeeper exec {shlex.join(where)} -- {shlex.join(argv)}"
 
 
 async def exec_in(request: ExecRequest) -> int:
@@ -136,6 +194,8 @@ async def exec_in(request: ExecRequest) -> int:
 
 async def _exec(vm: Vm, channel: aio.Channel, request: ExecRequest, interrupts: Interrupts) -> int:
     usage = f"innkeeper exec {vm.name} CONTAINER -- CMD..."
+    if request.doubt:
+        await _settle(channel, request)
     container = request.container or await refs.only(channel, vm.name, usage)
     process = types_pb2.ProcessRef(container_id=container, exec_id=request.exec_id)
     if request.detached:
@@ -146,6 +206,13 @@ async def _exec(vm: Vm, channel: aio.Channel, request: ExecRequest, interrupts: 
     except detach.Detached:
         detach.tell(vm.name, process)
         return 0
+
+
+async def _settle(channel: aio.Channel, request: ExecRequest) -> None:
+    """Without `--` the second word is a container, if there is one of that name. Raises
+    typer.BadParameter."""
+    if request.container not in {status.id for status in await refs.containers(channel)}:
+        raise typer.BadParameter(request.doubt)
 
 
 async def _start_and_leave(

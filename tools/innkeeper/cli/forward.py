@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from innkeeper.cli import forward_specs, output
+from innkeeper.cli import forward_specs, hints, output
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.interrupts import Interrupts
 from innkeeper.cli.loop import wait_for
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def forward(
-    vm: Annotated[str, typer.Argument(metavar="VM", help="Name of a VM that runs.")],
+    vm: Annotated[
+        str, typer.Argument(metavar="VM", help="Name of a VM that runs.", callback=hints.about)
+    ],
     specs: Annotated[
         list[str] | None, typer.Argument(metavar="[HOST:GUEST...]", help="The same as with -L.")
     ] = None,

@@ -68,15 +68,15 @@ def parse(words: Mapping[str, Any]) -> Limits:
     """Raises typer.BadParameter."""
     limits = Limits(
         cpus=_cpus(words.get("cpus") or ""),
-        memory=_bytes("--memory", words.get("memory") or ""),
-        reservation=_bytes("--memory-reservation", words.get("memory_reservation") or ""),
+        memory=_memory(words.get("memory") or ""),
+        reservation=parse_bytes("--memory-reservation", words.get("memory_reservation") or ""),
         pids=_pids(words.get("pids_limit")),
-        cpuset=_cpuset(words.get("cpuset_cpus") or ""),
-        shm=_bytes("--shm-size", words.get("shm_size") or ""),
+        cpuset=parse_cpuset(words.get("cpuset_cpus") or ""),
+        shm=parse_bytes("--shm-size", words.get("shm_size") or ""),
     )
     if limits.reservation and limits.memory and limits.reservation > limits.memory:
         raise typer.BadParameter("--memory-reservation: is more than --memory")
-    return replace(limits, memory_swap=_swap(words.get("memory_swap") or "", limits.memory))
+    return replace(limits, memory_swap=parse_swap(words.get("memory_swap") or "", limits.memory))
 
 
 def vm_size(limits: Limits, memory: str = "", cpus: int = 0) -> VmSize:
@@ -121,7 +121,15 @@ def _cpus(text: str) -> Decimal:
     return number
 
 
-def _bytes(option: str, text: str) -> int:
+def _memory(text: str) -> int:
+    size = parse_bytes("--memory", text)
+    if 0 < size < LEAST_MEMORY:
+        raise typer.BadParameter(f"--memory {text}: at least {LEAST_MEMORY // MIB}M")
+    return size
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """0 when nothing was said. Raises typer.BadParameter."""
     if not text:
         return 0
     if match := re.fullmatch(r"([0-9]{1,18})b", text.lower()):
@@ -132,21 +140,23 @@ def _bytes(option: str, text: str) -> int:
         )
     else:
         size = parse_size(text)
-    if option == "--memory" and size < LEAST_MEMORY:
-        raise typer.BadParameter(f"{option} {text}: at least {LEAST_MEMORY // MIB}M")
     if not size:
-        raise typer.BadParameter(f"{option} {text}: leave it out for no limit")
+        raise typer.BadParameter(f"{option} {text}: is nothing at all; write a size, as in 64M")
     return size
 
 
-def _swap(text: str, memory: int) -> int:
+def parse_swap(text: str, memory: int) -> int:
+    """Bytes with those of `memory`, -1 for any, 0 when nothing was said. Raises
+    typer.BadParameter."""
     if not text:
         return 0
     if not memory:
         raise typer.BadParameter("--memory-swap: is memory and swap together, and wants --memory")
     if text == _UNLIMITED:
         return -1
-    size = _bytes("--memory-swap", text)
+    if memory < 0:
+        raise typer.BadParameter("--memory-swap: without a limit of memory it is -1")
+    size = parse_bytes("--memory-swap", text)
     if size < memory:
         raise typer.BadParameter(
             f"--memory-swap {text}: is memory and swap together, and less than --memory"
@@ -164,8 +174,8 @@ def _pids(number: int | None) -> int:
     return number
 
 
-def _cpuset(text: str) -> str:
-    """cpuset(7), List format."""
+def parse_cpuset(text: str) -> str:
+    """cpuset(7), List format. Raises typer.BadParameter."""
     if text and not _CPU_LIST.fullmatch(text):
         raise typer.BadParameter(f"--cpuset-cpus {text}: write numbers of CPUs, as in 0-2,4")
     return text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from innkeeper.cli import netdns, netfile, nets, nics, options, output, refusals
+from innkeeper.cli import hints, netdns, netfile, nets, nics, options, output, refusals
 from innkeeper.cli.errors import CliError
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import Vm, find_vm
@@ -28,7 +28,9 @@ app = typer.Typer(
 firewall = typer.Typer(no_args_is_help=True, help="The guest's firewall, as its own tools' text.")
 app.add_typer(firewall, name="firewall")
 
-VmArgument = Annotated[str, typer.Argument(metavar="VM", help="Name of the VM.")]
+VmArgument = Annotated[
+    str, typer.Argument(metavar="VM", help="Name of the VM.", callback=hints.about)
+]
 TimeoutOption = Annotated[
     float, typer.Option(metavar="SECONDS", help="Time for plugging it, in the guest too.")
 ]

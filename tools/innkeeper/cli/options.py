@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from innkeeper.cli import hints
 from innkeeper.shim.errors import ShimError
 from innkeeper.shim.spec import LEAST_MEMORY, MIB, NinePShare
 
@@ -131,7 +132,12 @@ UserOption = Annotated[
 ]
 RunningOption = Annotated[
     str,
-    typer.Option("--vm", metavar="NAME", help="Run it in this VM, which runs already and goes on."),
+    typer.Option(
+        "--vm",
+        metavar="NAME",
+        help="Run it in this VM, which runs already and goes on.",
+        callback=hints.about,
+    ),
 ]
 PortsOption = Annotated[int, typer.Option(metavar="N", help="Ports for hot-plug.")]
 BridgeOption = Annotated[

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from innkeeper.cli import completion
+from innkeeper.cli import completion, hints
 from innkeeper.cli.errors import CliError
 from innkeeper.v1 import containers_pb2, containers_pb2_grpc, types_pb2
 
@@ -22,7 +22,13 @@ PAUSED = containers_pb2.CONTAINER_STATE_PAUSED
 ALIVE = frozenset({RUNNING, PAUSED})
 
 VmArgument = Annotated[
-    str, typer.Argument(metavar="VM", help="Name of the VM.", autocompletion=completion.vms)
+    str,
+    typer.Argument(
+        metavar="VM",
+        help="Name of the VM.",
+        callback=hints.about,
+        autocompletion=completion.vms,
+    ),
 ]
 ContainerArgument = Annotated[
     str,

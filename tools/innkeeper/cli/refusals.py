@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from innkeeper.cli import output
-from innkeeper.cli.errors import CliError
+from innkeeper.cli import hints, output
+from innkeeper.cli.errors import CliError, in_order
 from innkeeper.shim.errors import ShimError
 from innkeeper.shim.streams import details_of, error_info
 
@@ -26,21 +26,23 @@ def told() -> Iterator[None]:
     try:
         yield
     except ShimError as error:
-        raise CliError(
-            explain(error.message, error.reason, error.fields), hint=error.hint
-        ) from error
+        raise _told(error.message, error.reason, error.fields, error.hint) from error
     except grpc.RpcError as error:
         info = error_info(error)
         if info is None:
             raise
         fields = dict(info.metadata)
         hint = fields.pop("hint", "")
-        raise CliError(explain(details_of(error), info.reason, fields), hint=hint) from error
+        raise _told(details_of(error), info.reason, fields, hint) from error
+
+
+def _told(message: str, reason: str, fields: Mapping[str, str], hint: str) -> CliError:
+    return CliError(explain(message, reason, fields), hint=hints.hint(reason, fields, hint))
 
 
 def explain(message: str, reason: str, fields: Mapping[str, str]) -> str:
     """The message, the reason (the guest's, where it refused), and each field."""
-    known = dict(fields)
+    known = in_order(fields)
     reason = known.pop("guest_reason", "") or reason
     holders = known.pop("holders", "")
     lines = [message, f"  reason: {reason}"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from innkeeper.cli import broken, detach, grants, nics, output, refs, terminal, workload
+from innkeeper.cli import broken, detach, grants, nics, output, refs, retold, terminal, workload
 from innkeeper.cli.booting import boot
 from innkeeper.cli.disk import copy, made_of
 from innkeeper.cli.errors import CliError
@@ -157,7 +157,8 @@ async def _start(guest: Guest, request: RunRequest) -> types_pb2.ProcessRef:
         wanted = await _devices(guest, request)
         await _plug_all(guest, request, show)
         layer = await _needs_layer(guest, request)
-        return await guest.start_container(container_options(request, wanted, layer=layer))
+        with retold.taken_name(guest.vm.name, request.container):
+            return await guest.start_container(container_options(request, wanted, layer=layer))
 
 
 async def _follow(
@@ -194,7 +195,8 @@ async def _devices(guest: Guest, request: RunRequest) -> grants.Wanted:
         everything=request.all_devices,
     )
     for device in wanted.attach:
-        await guest.attach(device)
+        with retold.missing_node(guest.vm.name, device):
+            await guest.attach(device)
     return wanted
 
 

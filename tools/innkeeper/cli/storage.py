@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from innkeeper.cli import options, output, refusals, storages
+from innkeeper.cli import hints, options, output, refusals, storages
 from innkeeper.cli.errors import OUR_FAILURE, explain
 from innkeeper.cli.loop import wait_for
 from innkeeper.shim.client import find_vm
@@ -20,7 +20,9 @@ app = typer.Typer(
     help="Storages of a running VM: mount, unmount, grow, look after them.",
 )
 
-VmArgument = Annotated[str, typer.Argument(metavar="VM", help="Name of the VM.")]
+VmArgument = Annotated[
+    str, typer.Argument(metavar="VM", help="Name of the VM.", callback=hints.about)
+]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the storage.")]
 TimeoutOption = Annotated[
     float, typer.Option(metavar="SECONDS", help="Time for it; 0 means the guest's default.")

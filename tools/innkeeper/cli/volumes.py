@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from innkeeper.cli.options import MountOption, existing_file, parse_size
+from innkeeper.cli.options import MountOption, existing_file, exists, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,8 +44,13 @@ class Tmpfs:
             "type": "tmpfs",
             "source": "tmpfs",
             # As docker has it, unless said otherwise.
-            "options": [*("nosuid", "nodev", "noexec"), *self.options],
+            "options": [*("nosuid", "nodev", "noexec"), *self._mode(), *self.options],
         }
+
+    def _mode(self) -> tuple[str, ...]:
+        """For everybody, as /tmp: the runtime's own is that of the directory below, 0755."""
+        given = any(word.startswith("mode=") for word in self.options)
+        return () if given else ("mode=1777",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,8 @@ def _is_path(what: str) -> bool:
 
 
 def _directory(option: str, each: MountOption) -> MountOption:
+    if not exists(each.what):
+        raise typer.BadParameter(f"{option} {each.what}: no such directory")
     path = existing_file(each.what)
     if not path.is_dir():
         raise typer.BadParameter(

@@ -30,7 +30,7 @@ from innkeeper.v1 import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from innkeeper.cli.interrupts import Interrupts
     from innkeeper.cli.options import DiskOption, GrantOption, MountOption, UserWord
@@ -216,6 +216,8 @@ class View:
     from_kept: bool = False
     """Output begins with what is kept of it, not necessarily at its beginning."""
     pass_signals: bool = True
+    leaving: str = ""
+    """Said on stderr when SIGTERM was passed on."""
 
 
 async def show(
@@ -236,9 +238,20 @@ async def show(
     streams = ProcessStreams(channel, process, ends)
     async with SignalSender(channel, process) as sender:
         if view.pass_signals:
-            interrupts.forward_to(sender.send)
+            interrupts.forward_to(_passing(sender.send, view.leaving))
         with terminal.raw(streams.resize) if view.terminal else contextlib.nullcontext():
             return (await streams.run()).code
+
+
+def _passing(send: Callable[[int], None], leaving: str) -> Callable[[int], None]:
+    """Scripts see no ^C, and know of a second signal only when they are told."""
+
+    def send_and_tell(number: int) -> None:
+        send(number)
+        if leaving and number == signal.SIGTERM:
+            output.note(leaving)
+
+    return send_and_tell
 
 
 def _warn_of_gap(stream: types_pb2.StreamKind.ValueType, start: int, end: int) -> None:

@@ -4,6 +4,9 @@ The member is OCI's (for Windows, config.md "User"), and hosts of Linux guests u
 what the image says. It is "USER" or "USER:GROUP", each a name or a number; what the names
 stand for is in the container's own /etc/passwd and /etc/group (linux/accounts.py). As
 container engines have it, a user's own groups come with it unless a group is named.
+
+HOME is given here too. The runtime would look it up itself, in the container, and wait
+there without end when /etc/passwd is a FIFO.
 """
 
 from __future__ import annotations
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 
 _MEMBER = "username"
 
+_HOME = "HOME="
+_GIVEN = "innkeeperHome"
+"""A member of a process whose HOME comes from `resolve`: runtimes ignore what they don't know
+(config.md, "Extensibility"), and an exec of another user must not inherit it."""
+
 
 class AccountFiles(Protocol):
     """What is needed of `core.fileops.FileWorkers`."""
@@ -30,6 +38,7 @@ class AccountFiles(Protocol):
     async def find_account(
         self, root: str, user: str, group: str | None, deadline: Deadline
     ) -> Found: ...
+    async def find_home(self, root: str, uid: int, deadline: Deadline) -> str: ...
 
 
 class Surroundings(Protocol):
@@ -44,19 +53,32 @@ class Surroundings(Protocol):
 async def resolve(
     context: Surroundings, process: dict[str, Any], root: str, deadline: Deadline
 ) -> dict[str, Any]:
-    """The process with uid, gid and additionalGids in the place of its username.
+    """The process with uid, gid and additionalGids in the place of its username, and with
+    the variable HOME when it has none.
 
     `root` is the directory that the container is made from, without what it mounts. Groups
     that the process names as well are kept. Raises UNKNOWN_USER with the name;
     OPERATION_TIMED_OUT for a file system that does not answer.
     """
     user = process.get("user") or {}
-    if _MEMBER not in user:
+    if not user.get(_MEMBER):
+        numbers = {name: value for name, value in user.items() if name != _MEMBER}
+        whole = {**process, "user": numbers} if _MEMBER in user else process
+        if not _homeless(process):
+            return whole
+        return _with_home(whole, await _home(context.files, user, root, deadline))
+    found = await _find(context.files, user, root, deadline)
+    whole = {**process, "user": _numbers(user, found)}
+    return _with_home(whole, found.home) if _homeless(process) else whole
+
+
+def without_given_home(process: dict[str, Any]) -> dict[str, Any]:
+    """A first process as it was before `resolve` gave it HOME, which is that of its own user
+    and no one else's."""
+    if not process.get(_GIVEN):
         return process
-    numbers = {name: value for name, value in user.items() if name != _MEMBER}
-    if user[_MEMBER]:
-        numbers |= await _find(context.files, user, root, deadline)
-    return {**process, "user": numbers}
+    env = [entry for entry in process["env"] if not entry.startswith(_HOME)]
+    return {**process, "env": env}
 
 
 async def resolve_exec(
@@ -66,7 +88,7 @@ async def resolve_exec(
 
     Raises WRONG_STATE as well, when that process is gone.
     """
-    if not (process.get("user") or {}).get(_MEMBER):
+    if not (process.get("user") or {}).get(_MEMBER) and not _homeless(process):
         return await resolve(context, process, "/", deadline)
     pidfd = open_member(context.roots, first.pid, first.cgroup)
     if pidfd < 0:
@@ -84,9 +106,31 @@ async def resolve_exec(
             os.close(pidfd)
 
 
-async def _find(
-    files: AccountFiles, user: dict[str, Any], root: str, deadline: Deadline
-) -> dict[str, Any]:
+def _homeless(process: dict[str, Any]) -> bool:
+    return not any(entry.startswith(_HOME) for entry in process.get("env") or ())
+
+
+def _with_home(process: dict[str, Any], home: str) -> dict[str, Any]:
+    env = [*(process.get("env") or ()), f"{_HOME}{home or '/'}"]
+    return {**process, "env": env, _GIVEN: True}
+
+
+async def _home(files: AccountFiles, user: dict[str, Any], root: str, deadline: Deadline) -> str:
+    """A file that is not one has no users: programs would find none there either."""
+    try:
+        return await files.find_home(root, int(user.get("uid") or 0), deadline)
+    except OSError:
+        return ""
+
+
+def _numbers(user: dict[str, Any], found: Found) -> dict[str, Any]:
+    groups = dict.fromkeys((*(user.get("additionalGids") or ()), *found.groups))
+    extra = {"additionalGids": list(groups)} if groups else {}
+    others = {name: value for name, value in user.items() if name != _MEMBER}
+    return {**others, "uid": found.uid, "gid": found.gid, **extra}
+
+
+async def _find(files: AccountFiles, user: dict[str, Any], root: str, deadline: Deadline) -> Found:
     name, colon, group = str(user[_MEMBER]).partition(":")
     if not name:
         name = str(user.get("uid") or 0)
@@ -98,9 +142,7 @@ async def _find(
         ) from error
     if found.missing:
         raise _unknown(found.missing, name if found.missing == "user" else group)
-    groups = dict.fromkeys((*(user.get("additionalGids") or ()), *found.groups))
-    extra = {"additionalGids": list(groups)} if groups else {}
-    return {"uid": found.uid, "gid": found.gid, **extra}
+    return found
 
 
 def _unknown(kind: str, name: str) -> AgentError:

@@ -38,6 +38,9 @@ _V1_ONLY = MappingProxyType(
 _NEVER = ("network", "rdma")
 
 _CONTROLLERS = {"cpu", "cpuset", "hugetlb", "io", "memory", "misc", "pids", "rdma"}
+_BOUNDS = {"cgroup.max.depth", "cgroup.max.descendants"}
+"""Of the group itself what a specification may set; the agent does else (cgroup.py)."""
+
 _CPU_LIST = re.compile(r"\s*(\d+(-\d+)?(:\d+/\d+)?)?(,\d+(-\d+)?(:\d+/\d+)?)*\s*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,8}[KMG]B")
 _LATER_HINT = "the guest has cgroup v2"
@@ -142,6 +145,9 @@ def _check_unified(unified: Json) -> None:
     """Files of controllers only: `cgroup.procs` would move any process of the guest, PID 1 too."""
     for name in unified.members():
         controller, dot, _ = name.partition(".")
+        if name in _BOUNDS:
+            unified.need(name).text()
+            continue
         if not dot or controller not in _CONTROLLERS or "/" in name:
             raise bad_spec(
                 unified.below(name)[:200],

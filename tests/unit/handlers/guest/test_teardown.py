@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent.core.deadlines import Deadline
-from agent.core.errors import Reason, wrong_state
+from agent.core.errors import Reason, not_found, wrong_state
 from agent.handlers.guest.teardown import Teardown
 
 pytestmark = [pytest.mark.unit, pytest.mark.operations]
@@ -28,6 +29,12 @@ class _Nothing:
         *,
         sandbox_gone: bool = False,
     ) -> None: ...
+
+    def being_created(self) -> tuple[str, ...]:
+        return ()
+
+    def closed(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     async def forget(self, device_id: str) -> None: ...
 
@@ -67,9 +74,45 @@ class _Storages:
             self.all_others_gone.set()
 
 
-def _teardown(storages: _Storages, *, setup: _Nothing | None = None) -> Teardown:
+class _Containers(_Nothing):
+    """`c1` is removed by another meanwhile, `c2` is being created."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+        self.is_closed = False
+
+    def list(self) -> tuple[Any, ...]:
+        return (SimpleNamespace(id="c1"),)
+
+    def being_created(self) -> tuple[str, ...]:
+        return ("c2",)
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        self.is_closed = True
+        yield
+        self.is_closed = False
+
+    async def remove(
+        self,
+        container_id: str,
+        grace: float,
+        timeout: float | None,
+        *,
+        sandbox_gone: bool = False,
+    ) -> None:
+        assert sandbox_gone
+        assert self.is_closed
+        self.removed.append(container_id)
+        if container_id == "c1":
+            raise not_found("there is no container c1", reason=Reason.UNKNOWN_CONTAINER)
+
+
+def _teardown(
+    storages: _Storages, *, setup: _Nothing | None = None, containers: _Nothing | None = None
+) -> Teardown:
     return Teardown(
-        containers=_Nothing(),
+        containers=containers or _Nothing(),
         storages=storages,
         devices=_Nothing(),
         dns=_Nothing(),
@@ -125,3 +168,11 @@ async def test_what_create_set_up_goes_last_and_has_time_left() -> None:
 
 async def _refused(storage_id: str, timeout: float | None) -> None:
     raise wrong_state("in use", reason=Reason.STILL_IN_USE)
+
+
+async def test_containers_that_are_being_created_go_too_and_no_others_come() -> None:
+    storages, containers = _Storages(), _Containers()
+    storages.there = []
+    assert await _teardown(storages, containers=containers).run(30) == ()
+    assert containers.removed == ["c1", "c2"]
+    assert not containers.is_closed

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError, Reason
 from agent.core.roots import Roots
-from agent.handlers.runtime.cgroup import Cgroup, open_member, own_paths, signal_member
+from agent.handlers.runtime.cgroup import Cgroup, is_over, open_member, own_paths, signal_member
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
@@ -129,3 +133,93 @@ def test_a_process_that_is_gone_has_no_pidfd(roots: Roots) -> None:
     assert open_member(roots, process.pid, "/") == -1
     signal_member(roots, process.pid, "/", 9)
     assert os.getpid() != process.pid
+
+
+DEEP = 40
+NAME = "g" * 200
+
+
+@pytest.fixture
+def deep(roots: Roots) -> Iterator[list[int]]:
+    """Descriptors of groups in one another, whose paths are soon longer than a path can be."""
+    top = roots.cgroup / "pods/s/c1"
+    top.mkdir(parents=True)
+    with ExitStack() as stack:
+        fds: list[int] = []
+        for _ in range(DEEP):
+            where: int | None = fds[-1] if fds else None
+            name = NAME if fds else str(top / NAME)
+            os.mkdir(name, dir_fd=where)
+            fds.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=where))
+            stack.callback(os.close, fds[-1])
+        yield fds
+
+
+def put(group: int, name: str, text: str) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=group)
+    with open(fd, "w") as file:
+        file.write(text)
+
+
+def test_nobody_hides_in_a_group_whose_path_is_too_long(roots: Roots, deep: list[int]) -> None:
+    """ENAMETOOLONG once hid all below 4096 bytes from lists, signals, thawing and removal."""
+    put(deep[-1], "cgroup.procs", "4711\n")
+    put(deep[-1], "cgroup.freeze", "1\n")
+    group = Cgroup(roots, "/pods/s/c1")
+    before = set(os.listdir("/proc/self/fd"))
+    assert group.members() == (4711,)
+    group.thaw_all()
+    thawed = os.open("cgroup.freeze", os.O_RDONLY, dir_fd=deep[-1])
+    with open(thawed) as file:
+        assert file.read() == "0\n"
+    assert set(os.listdir("/proc/self/fd")) == before
+    for name in ("cgroup.procs", "cgroup.freeze"):
+        os.unlink(name, dir_fd=deep[-1])
+    (roots.cgroup / "pods/s/c1/side/by").mkdir(parents=True)
+    group.remove()
+    assert list((roots.cgroup / "pods/s").iterdir()) == []
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_group_that_is_in_use_is_not_removed(group: Cgroup) -> None:
+    with pytest.raises(AgentError) as caught:
+        group.remove()
+    assert caught.value.reason is Reason.STILL_IN_USE
+
+
+def test_a_threaded_group_tells_of_nobody(group: Cgroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EOPNOTSUPP (cgroup-v2.rst, "Threads"): its domain has them in its own list."""
+    read, asked = os.read, []
+
+    def refuse_one(fd: int, size: int) -> bytes:
+        asked.append(fd)
+        if "/nested/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return read(fd, size)
+
+    monkeypatch.setattr(os, "read", refuse_one)
+    assert group.members() == (10,)
+
+
+def test_how_many_groups_may_be_below_is_bounded(group: Cgroup, roots: Roots) -> None:
+    top = roots.cgroup / "pods/s/c1"
+    for name in ("cgroup.max.descendants", "cgroup.max.depth"):
+        (top / name).write_text("")
+    group.bound({"cgroup.max.depth": "3"})
+    assert (top / "cgroup.max.depth").read_text() == ""
+    assert int((top / "cgroup.max.descendants").read_text()) == 1000
+    group.bound({})
+    assert int((top / "cgroup.max.depth").read_text()) == 32
+    Cgroup(roots, "/pods/s/gone").bound({})
+
+
+def test_who_has_ended_is_over_though_nobody_has_waited(
+    roots: Roots, sleeper: subprocess.Popen[bytes]
+) -> None:
+    (roots.proc / str(sleeper.pid) / "cgroup").write_text("0::/pods/s/c1\n")
+    assert not is_over(roots, sleeper.pid, "/pods/s/c1")
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert is_over(roots, sleeper.pid, "/pods/s/c1")
+    sleeper.wait()
+    assert is_over(roots, sleeper.pid, "/pods/s/c1")

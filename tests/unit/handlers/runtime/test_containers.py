@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,8 @@ from agent.core.model import (
 from agent.handlers.runtime import containers
 from agent.handlers.runtime.creating import shown
 from agent.handlers.runtime.exitdetails import details_of, end_of
+from agent.handlers.runtime.records import Phase
+from agent.handlers.runtime.table import Container
 from tests.fakes.bed import FakeBed as Bed
 from tests.fakes.bed import Life
 from tests.fakes.crun import FakeGroup
@@ -207,6 +211,68 @@ async def test_a_caller_that_leaves_gets_the_answer_when_it_asks_again(
     assert bed.crun.operations() == ["create"]
 
 
+async def test_a_create_whose_caller_leaves_is_taken_back(bed: Bed, life: Life) -> None:
+    """It once went on for all the time that it had been given, and nobody could end it."""
+    bed.crun.plan(hang=["create"])
+    task = asyncio.create_task(life.containers.create(bed.request("sleep 100", timeout=300)))
+    await until(lambda: bed.crun.operations() == ["create"])
+    task.cancel()
+    await asyncio.wait([task])
+    await until(lambda: life.containers.being_created() == ())
+    assert (life.containers.list(), bed.left()) == ((), {})
+    bed.crun.plan(hang=[])
+    assert (await life.containers.create(bed.request("exit 0"))).state is ContainerState.CREATED
+
+
+@pytest.mark.parametrize("leaving", [0, 1])
+async def test_one_of_two_callers_of_a_create_may_leave(bed: Bed, life: Life, leaving: int) -> None:
+    request = bed.request("sleep 100")
+    both = [asyncio.create_task(life.containers.create(request)) for _ in range(2)]
+    await until(lambda: bed.crun.operations() == ["create"])
+    both.pop(leaving).cancel()
+    assert (await both[0]).state is ContainerState.CREATED
+    assert bed.crun.operations() == ["create"]
+
+
+async def test_a_create_goes_when_the_last_of_its_callers_has_left(bed: Bed, life: Life) -> None:
+    bed.crun.plan(hang=["create"])
+    request = bed.request("sleep 100", timeout=300)
+    both = [asyncio.create_task(life.containers.create(request)) for _ in range(2)]
+    await until(lambda: bed.crun.operations() == ["create"])
+    for task in both:
+        task.cancel()
+        await asyncio.wait([task])
+    await until(lambda: life.containers.being_created() == ())
+    assert (bed.crun.operations().count("create"), bed.left()) == (1, {})
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_removal_stops_a_create(bed: Bed, life: Life, gone: bool) -> None:
+    group = bed.roots.cgroup / "pods/s"
+    group.mkdir(parents=True)
+    bed.crun.plan(hang=["create"])
+    request = bed.request("sleep 100", timeout=300)
+    both = [asyncio.create_task(life.containers.create(request)) for _ in range(2)]
+    await until(lambda: bed.crun.operations() == ["create"])
+    assert life.containers.being_created() == ("c1",)
+    await life.containers.remove("c1", 0, 20, sandbox_gone=gone)
+    assert (life.containers.list(), bed.left()) == ((), {})
+    assert group.exists() is not gone
+    said = "the sandbox is being destroyed" if gone else "is being removed"
+    for task in both:
+        with pytest.raises(AgentError, match=said) as caught:
+            await task
+        assert caught.value.reason is Reason.WRONG_STATE
+    assert bed.crun.operations().count("create") == 1
+
+
+async def test_a_sandbox_that_goes_takes_no_containers(bed: Bed, life: Life) -> None:
+    with life.containers.closed(), pytest.raises(AgentError) as caught:
+        await life.containers.create(bed.request())
+    assert caught.value.reason is Reason.WRONG_STATE
+    assert (await life.containers.create(bed.request())).state is ContainerState.CREATED
+
+
 async def test_a_layer_that_cannot_be_mounted(bed: Bed, life: Life) -> None:
     bed.noted.fail = {"rootfs"}
     with pytest.raises(AgentError) as caught:
@@ -342,6 +408,89 @@ async def test_a_failed_start_leaves_it_created(bed: Bed, life: Life) -> None:
     bed.crun.plan(fail={})
     await life.containers.start("c1")
     assert (await life.wait("c1")).code == 3
+
+
+async def test_a_start_of_what_is_killed_meanwhile_fails_at_once(
+    bed: Bed, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime waits for the other end of a FIFO, which nobody will open any more."""
+    pid = (await life.containers.create(bed.request("sleep 100"))).pid
+    with monkeypatch.context() as patch:
+        patch.setattr(Container, "require", lambda *_: os.kill(pid, signal.SIGKILL))
+        with pytest.raises(AgentError, match="ended before") as caught:
+            await life.containers.start("c1", 300)
+    assert caught.value.reason is Reason.WRONG_STATE
+    # It was never started, however often that is asked for.
+    with pytest.raises(AgentError, match="is stopped, not created"):
+        await life.containers.start("c1", 300)
+    assert life.containers.get("c1").state is ContainerState.STOPPED
+    assert (await life.wait("c1")).signal == signal.SIGKILL
+    await life.containers.remove("c1", 0, 10)
+    assert bed.left() == {}
+
+
+async def test_the_runtime_may_have_more_to_do_than_a_short_process(bed: Bed, life: Life) -> None:
+    """Hooks, once the process runs; it is not cut off because that has ended."""
+    await life.containers.create(bed.request("exit 3"))
+    bed.crun.plan(hang=["start"])
+    starting = asyncio.create_task(life.containers.start("c1", 2.0))
+    assert (await life.wait("c1")).code == 3
+    with pytest.raises(AgentError) as caught:
+        await starting
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+
+
+async def hang_in_start(bed: Bed, life: Life) -> asyncio.Task[Any]:
+    await life.containers.create(bed.request("sleep 100"))
+    bed.crun.plan(hang=["start"])
+    starting = asyncio.create_task(life.containers.start("c1", 300))
+    await until(lambda: bed.crun.operations() == ["create", "start"])
+    return starting
+
+
+async def test_a_start_whose_caller_leaves_is_given_up(bed: Bed, life: Life) -> None:
+    starting = await hang_in_start(bed, life)
+    await until(lambda: not life.context.runtime.is_held("c1"))
+    starting.cancel()
+    await asyncio.wait([starting])
+    # Whether it took effect is known then.
+    assert (await life.containers.start("c1", 20)).state is ContainerState.RUNNING
+    assert bed.crun.operations() == ["create", "start", "state"]
+
+
+async def test_a_removal_stops_what_hangs_before_it(bed: Bed, life: Life) -> None:
+    starting = await hang_in_start(bed, life)
+    waiting = asyncio.create_task(life.containers.pause("c1", 300))
+    await asyncio.sleep(0)
+    await life.containers.remove("c1", 0, 20)
+    for task in (starting, waiting):
+        with pytest.raises(AgentError, match="is being removed") as caught:
+            await task
+        assert caught.value.reason is Reason.WRONG_STATE
+    assert bed.left() == {}
+
+
+async def test_a_removal_stops_an_exec_that_hangs(bed: Bed, running: Life) -> None:
+    bed.crun.plan(hang=["exec"])
+    execing = asyncio.create_task(
+        running.processes.exec(replace(bed.exec_request("sleep 100"), timeout=300))
+    )
+    await until(lambda: "exec" in bed.crun.operations())
+    await running.containers.remove("c1", 0, 20)
+    with pytest.raises(AgentError):
+        await execing
+    assert bed.left() == {}
+
+
+async def test_a_removal_does_not_stop_another(bed: Bed, running: Life) -> None:
+    assert (await anext(running.processes.output(C1, {Stream.STDOUT: 0}))) is not None
+    first = asyncio.create_task(running.containers.remove("c1", 10, 20))
+    await until(lambda: running.containers.table.container("c1").record.phase is Phase.REMOVING)
+    with pytest.raises(AgentError) as caught:
+        await running.containers.remove("c1", 0, 20)
+    assert caught.value.reason is Reason.UNKNOWN_CONTAINER
+    await first
+    assert (await running.wait("c1")).code == 6
 
 
 async def test_remove_gives_the_grace_and_then_kills(bed: Bed, life: Life) -> None:
@@ -582,6 +731,30 @@ async def test_the_event_of_an_end_tells_all_of_it(bed: Bed, life: Life) -> None
     details = next(d for kind, _, d in life.events.published if kind == "process_exited")
     assert end_of(details, end.at) == end
     assert details["victim"] == "sh"
+
+
+async def test_an_end_is_told_once_its_output_is_there(
+    bed: Bed, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told twice when a start ended after the exit and before the last output."""
+    await life.containers.create(bed.request("exit 3"))
+    first = life.containers.table.container("c1").processes[""]
+    gate, ended = asyncio.Event(), first.streams.ended
+
+    async def late() -> tuple[int, int]:
+        await gate.wait()
+        return await ended()
+
+    monkeypatch.setattr(first.streams, "ended", late)
+    bed.crun.plan(hang=["start"])
+    starting = asyncio.create_task(life.containers.start("c1", 300))
+    await until(lambda: first.exit is not None)
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert (await life.containers.start("c1")).state is ContainerState.STOPPED
+    gate.set()
+    await life.wait("c1")
+    assert life.events.kinds() == ["container_created", "process_exited"]
 
 
 def test_an_end_of_which_little_is_known() -> None:

@@ -9,10 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.errors import AgentError, Code, Reason
+from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError, Code, Reason, wrong_state
 from agent.core.life import EndCause, LogOptions, StreamOptions
 from agent.core.model import ContainerState, OutputChunk, ProcessRef, Stream, WindowSize
 from agent.handlers.runtime import retention
+from agent.handlers.runtime.cgroup import is_over
+from agent.handlers.runtime.crun import Crun
+from agent.handlers.runtime.runtime import ExecCall
 from tests.fakes.bed import FakeBed as Bed
 from tests.fakes.bed import Life
 from tests.fakes.waiting import until
@@ -416,3 +420,57 @@ async def test_execs_leave_no_descriptors(bed: Bed, running: Life) -> None:
         await running.wait("c1", f"e{number}")
         await running.output("c1", f"e{number}")
     await until(lambda: sorted(bed.pid1.store) == before)
+
+
+async def test_the_child_of_an_exec_that_was_cut_off_is_killed(bed: Bed, running: Life) -> None:
+    """It has joined the container, and there is no pid file yet: crun waits for a FIFO in the
+    place of /etc/passwd, for one. Another exec's goes on."""
+    await running.processes.exec(bed.exec_request("exec sleep 100", "e10"))
+    group = running.containers.table.container("c1").cgroup
+    before = set(group.members())
+    bed.crun.plan(stuck=["exec"])
+    with pytest.raises(AgentError) as caught:
+        await running.processes.exec(replace(bed.exec_request("exit 0"), timeout=3.0))
+    assert caught.value.reason is Reason.OPERATION_TIMED_OUT
+    await until(lambda: bed.pid1.journal)
+    assert [entry["signal"] for entry in bed.pid1.journal] == [signal.SIGKILL]
+    assert bed.pid1.journal[0]["pid"] not in before
+    await until(lambda: set(group.members()) == before)
+
+
+async def test_an_exec_has_the_home_of_its_own_user(bed: Bed, life: Life) -> None:
+    """That of the first process is not inherited, unless its specification has named it."""
+    await life.containers.create(bed.request("echo $HOME; read line"))
+    await life.containers.start("c1")
+    homes = {"e1": ("", "/"), "e2": ("app", "/home/app")}
+    for name, (user, home) in homes.items():
+        await life.processes.exec(bed.exec_request("echo $HOME", name, user={"username": user}))
+        await life.wait("c1", name)
+        assert await life.output("c1", name) == f"{home}\n".encode()
+    await life.processes.exec(bed.exec_request("echo $HOME", "e3", env=["HOME=/own"]))
+    await life.wait("c1", "e3")
+    assert await life.output("c1", "e3") == b"/own\n"
+    await life.processes.close_input(C1, 0)
+    await life.wait("c1")
+    assert await life.output("c1") == b"/\n"
+
+
+@pytest.mark.parametrize("state", [ContainerState.PAUSED, ContainerState.STOPPED])
+async def test_an_exec_that_lost_a_race_is_told_of_the_state(
+    bed: Bed, running: Life, monkeypatch: pytest.MonkeyPatch, state: ContainerState
+) -> None:
+    """Paused or ended between our look and crun's: its refusal says less."""
+    pid = running.containers.get("c1").pid
+
+    async def refuse(_crun: Crun, _call: ExecCall, deadline: Deadline) -> int:
+        if state is ContainerState.PAUSED:
+            await running.containers.table.container("c1").cgroup.freeze(deadline)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: is_over(bed.roots, pid, "/pods/s/c1"))
+        raise wrong_state("crun exec: the container is not running", reason=Reason.RUNTIME_REFUSED)
+
+    monkeypatch.setattr(Crun, "exec", refuse)
+    with pytest.raises(AgentError) as caught:
+        await running.processes.exec(bed.exec_request("exit 0"))
+    assert (caught.value.reason, caught.value.fields["state"]) == (Reason.WRONG_STATE, state)

@@ -14,7 +14,7 @@ from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError, Code, Reason
 from agent.core.roots import Roots
 from agent.handlers.runtime.records import ProcessRecord
-from agent.handlers.runtime.spec.accounts import resolve, resolve_exec
+from agent.handlers.runtime.spec.accounts import resolve, resolve_exec, without_given_home
 from agent.linux.accounts import Found
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
@@ -26,6 +26,7 @@ class FakeFiles:
 
     answer: Found | OSError = field(default_factory=Found)
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
+    homes: list[tuple[str, int]] = field(default_factory=list)
 
     async def find_account(
         self, root: str, user: str, group: str | None, deadline: Deadline
@@ -35,6 +36,12 @@ class FakeFiles:
             raise self.answer
         return self.answer
 
+    async def find_home(self, root: str, uid: int, deadline: Deadline) -> str:
+        self.homes.append((root, uid))
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer.home
+
 
 @dataclass
 class Context:
@@ -43,7 +50,7 @@ class Context:
 
 
 def asked_for(**user: Any) -> dict[str, Any]:
-    return {"args": ["sh"], "user": user}
+    return {"args": ["sh"], "user": user, "env": ["HOME=/own"]}
 
 
 async def resolved(context: Context, **user: Any) -> dict[str, Any]:
@@ -82,7 +89,6 @@ async def test_no_name_asks_nothing(username: str | None) -> None:
     context = Context()
     assert await resolved(context, username=username, uid=3) == {"uid": 3}
     assert await resolved(context, uid=3) == {"uid": 3}
-    assert await resolve(context, {"args": []}, "/root", Deadline.after(5)) == {"args": []}
     assert context.files.asked == []
 
 
@@ -121,6 +127,46 @@ async def test_an_exec_sees_what_the_first_process_sees(tmp_path: Path) -> None:
     with pytest.raises(AgentError) as caught:
         await resolve_exec(context, process, first(pid, "/pods/s/other"), Deadline.after(5))
     assert caught.value.reason is Reason.WRONG_STATE
-    # Without a name nobody is asked, so it may be gone.
+    # With a number and a home nobody is asked, so it may be gone.
     whole = await resolve_exec(context, asked_for(uid=1), first(pid, "/x"), Deadline.after(5))
     assert whole["user"] == {"uid": 1}
+    # A home is looked for there as well.
+    await resolve_exec(context, {"user": {"uid": 4}}, first(pid, "/pods/s/c"), Deadline.after(5))
+    assert context.files.homes == [(f"{tmp_path}/{pid}/root", 4)]
+
+
+HOMES = [
+    (Found(home="/srv"), "HOME=/srv"),
+    (Found(), "HOME=/"),
+    # What is a FIFO is no file: crun 1.21 would wait for it in the container.
+    (OSError(errno.EINVAL, "read as a regular file", "/etc/passwd"), "HOME=/"),
+]
+
+
+@pytest.mark.parametrize(("answer", "entry"), HOMES)
+@pytest.mark.parametrize("env", [None, [], ["A=b", "HOMER=x"]])
+async def test_a_process_without_home_gets_its_users(
+    answer: Found | OSError, entry: str, env: list[str] | None
+) -> None:
+    context = Context(files=FakeFiles(answer))
+    process = {"args": [], "user": {"uid": 7}} | ({} if env is None else {"env": env})
+    whole = await resolve(context, process, "/root", Deadline.after(5))
+    assert whole["env"] == [*(env or ()), entry]
+    assert context.files.homes == [("/root", 7)]
+    assert without_given_home(whole)["env"] == (env or [])
+
+
+async def test_a_user_by_name_brings_its_home() -> None:
+    context = Context(files=FakeFiles(Found(uid=5, home="/srv")))
+    process = {"args": [], "user": {"username": "web"}}
+    whole = await resolve(context, process, "/root", Deadline.after(5))
+    assert (whole["user"], whole["env"]) == ({"uid": 5, "gid": 0}, ["HOME=/srv"])
+    assert context.files.homes == []
+
+
+async def test_a_home_of_its_own_is_kept() -> None:
+    context = Context(files=FakeFiles(Found(home="/srv")))
+    whole = await resolve(context, asked_for(uid=7), "/root", Deadline.after(5))
+    assert whole["env"] == ["HOME=/own"]
+    assert context.files.homes == []
+    assert without_given_home(whole) == whole

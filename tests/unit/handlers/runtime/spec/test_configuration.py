@@ -697,3 +697,15 @@ def test_variables_may_come_twice(value: str) -> None:
 def test_variables_that_are_added_take_the_place_of_their_names() -> None:
     assert added(["A=1", "B=2", "A=3"], ["A=4", "C="]) == ["B=2", "A=4", "C="]
     assert added(["A=1"], []) == ["A=1"]
+
+
+def test_of_the_group_itself_only_its_bounds_can_be_set() -> None:
+    def asked(name: str) -> bytes:
+        return json.dumps({"unified": {name: "7"}}).encode()
+
+    for name in ("cgroup.max.depth", "cgroup.max.descendants"):
+        assert parse_resources(asked(name)) == {"unified": {name: "7"}}
+    for name in ("cgroup.procs", "cgroup.freeze", "cgroup.subtree_control", "cgroup.kill"):
+        with pytest.raises(AgentError) as caught:
+            parse_resources(asked(name))
+        assert caught.value.reason is Reason.BAD_SPEC

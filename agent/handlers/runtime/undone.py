@@ -1,0 +1,86 @@
+"""What a call of the runtime left in a container when it failed or was cut off.
+
+An exec's process is the runtime's own program until the very end, with the arguments of
+the call, among them the exec's own file for the pid: no other call has that. A process of
+the container that shows the same arguments only asks to be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from agent.core.deadlines import Deadline
+from agent.core.errors import AgentError
+from agent.handlers.runtime.cgroup import open_member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.handlers.runtime.context import RuntimeContext
+    from agent.handlers.runtime.table import Container
+
+log = logging.getLogger(__name__)
+
+_PORTION = 64
+_ARGUMENT_BYTES = 16 * 1024
+_TIME = 5.0
+_TIME_OF_PORTION = 2.0
+"""Seconds: a container can make whoever reads its processes' arguments wait."""
+
+
+async def kill_left(context: RuntimeContext, container: Container, argument: str) -> None:
+    """SIGKILL to every process of the container that has this argument. Raises AgentError
+    when not all of them could be looked at."""
+    pids = sorted(set(container.cgroup.members()))
+    deadline = Deadline.after(_TIME)
+    failure = None
+    for start in range(0, len(pids), _PORTION):
+        try:
+            portion = pids[start : start + _PORTION]
+            await _kill(context, container, portion, argument, deadline.earlier(_TIME_OF_PORTION))
+        except AgentError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+async def _kill(
+    context: RuntimeContext,
+    container: Container,
+    pids: list[int],
+    argument: str,
+    deadline: Deadline,
+) -> None:
+    cgroup = container.record.cgroup
+    # Opened before they are looked at: what is told is of them, or of one that is gone.
+    with _opened(context, pids, cgroup) as pidfds:
+        question = {
+            "proc": str(context.roots.proc),
+            "pids": list(pidfds),
+            "cgroup": cgroup,
+            "argument_bytes": _ARGUMENT_BYTES,
+        }
+        rows = await context.files.list_processes(question, deadline)
+        for pid in _with_argument(rows, argument):
+            log.warning("container %s: %d is left of a failed exec: killed", container.id, pid)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfds[pid], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _opened(context: RuntimeContext, pids: Iterable[int], cgroup: str) -> Iterator[dict[int, int]]:
+    with contextlib.ExitStack() as stack:
+        pidfds = {}
+        for pid in pids:
+            if (fd := open_member(context.roots, pid, cgroup)) >= 0:
+                stack.callback(os.close, fd)
+                pidfds[pid] = fd
+        yield pidfds
+
+
+def _with_argument(rows: Iterable[Mapping[str, Any]], argument: str) -> list[int]:
+    return [row["pid"] for row in rows if argument in row["arguments"]]
