@@ -54,6 +54,18 @@ def no_descriptors_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, f"left open: {sorted(left)}"
 
 
+@pytest.fixture(autouse=True)
+def no_zombies_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that starts programs must reap them: another one that waits for any child of this
+    process would get theirs."""
+    yield
+    if request.node.get_closest_marker("unit") is None:
+        return
+    with suppress(ChildProcessError):
+        left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        assert left is None, f"not reaped: process {left.si_pid}"
+
+
 def _descriptors() -> set[tuple[int, str]]:
     found = set()
     for name in os.listdir("/proc/self/fd"):

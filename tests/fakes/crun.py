@@ -7,6 +7,7 @@ is for. Cgroups are files that nobody acts on: `FakeGroup` does the killing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -78,12 +79,18 @@ class FakeCrun:
 
 @contextlib.contextmanager
 def reaping() -> Iterator[None]:
-    """Orphans become children of this process for the time being."""
+    """Orphans become children of this process for the time being.
+
+    Some are nobody's: those of a crun that was killed in the middle, with all of its group.
+    """
     pidfd.set_child_subreaper()
     try:
         yield
     finally:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitid(os.P_ALL, 0, os.WEXITED)
 
 
 class FakeGroup:
@@ -92,6 +99,8 @@ class FakeGroup:
     stuck = False
     restless = False
     """Somebody in it never stops for the freezer."""
+    slow = False
+    """The kernel takes longer to stop them, or to let them run, than anybody waits."""
     frozen_groups: ClassVar[set[str]] = set()
     files: ClassVar[dict[str, str]] = {}
     """What the files of limits say, of all groups."""
@@ -119,9 +128,19 @@ class FakeGroup:
         if self.restless:
             raise timed_out("not all processes stopped in time")
         self.frozen_groups.add(self._line)
+        try:
+            await self._takes_its_time()
+        except asyncio.CancelledError:
+            self.thaw_all()
+            raise
 
     async def thaw(self, deadline: Deadline) -> None:
         self.thaw_all()
+        await self._takes_its_time()
+
+    async def _takes_its_time(self) -> None:
+        if self.slow:
+            await asyncio.Event().wait()
 
     def thaw_all(self) -> None:
         self.frozen_groups.discard(self._line)

@@ -16,8 +16,19 @@ from innkeeper.shim.client import VmSpec
 from tests.vm.guest import Guest, booted
 
 
+LONG = (
+    *("privileged_in_guest", "transport", "shares", "network", "served_storages"),
+    *("container_counts", "sandbox_setup", "streams", "cli", "device_classes", "storage_faults"),
+    *("block_storages", "container_networks", "differential", "storm", "grants"),
+)
+"""Files that take longest, and so begin first: two run at a time, and neither shall be left
+over when all else is done."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One event loop for the session: the shared VM's channel lives in it."""
+    places = {f"test_{name}": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             if inspect.iscoroutinefunction(getattr(item, "function", None)):

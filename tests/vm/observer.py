@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 
+from agent.core.fileops import LINGER
 from innkeeper.v1 import types_pb2 as types
 from tests.vm.attachment import STDOUT, Attachment
 from tests.vm.guest import PROBE, Guest
@@ -25,6 +26,8 @@ _RUN = "/guest/run/innkeeper"
 _FILES = f"find {_RUN} -xdev ! -path '{_RUN}/state/departed*'; find {_RUN}/spools"
 _SETTLING = 20.0
 """Seconds in which what was used must be given back; only a leak takes them."""
+_LINGERING = LINGER + 5.0
+"""Seconds until those that still are there are in a call, which may hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,19 @@ class Observer:
         return self._attachment.data[STDOUT][before : -len(_END)].decode()
 
     async def census(self) -> Census:
+        """What there is at rest: without the file workers that wait a moment for more to do."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LINGERING
+        while await self._file_workers() > 1:
+            if loop.time() > deadline:
+                break
+        return await self._look()
+
+    async def _file_workers(self) -> int:
+        running = _processes(await self.ask("ps -o pid,ppid,stat,args"))
+        return sum("agent.linux.fsworker" in each.arguments for each in running)
+
+    async def _look(self) -> Census:
         running = _processes(await self.ask("ps -o pid,ppid,stat,args"))
         agent, relay = (_pid_of(running, words) for words in ("/agent agent", "agent.relay"))
         return Census(
@@ -88,11 +104,12 @@ class Observer:
             files=Counter(await self._lines(_FILES)),
         )
 
-    async def returns_to(self, before: Census) -> None:
-        """Fails when something is not given back."""
+    async def returns_to(self, before: Census, *kinds: str) -> None:
+        """Fails when something is not given back; of some kinds only, where named."""
 
         async def differences() -> dict[str, str]:
-            return before.differences(await self.census())
+            found = before.differences(await self._look())
+            return {kind: found[kind] for kind in kinds or found if kind in found}
 
         await _until_nothing(differences)
 

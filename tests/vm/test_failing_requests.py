@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.containers]
 
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
 NAME = "same"
+_PIDS = {"limit": 40}
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -224,6 +225,39 @@ async def test_one_that_hangs_delays_only_itself(guest: Guest, observer: Observe
     for name in hanging:
         await _gone(guest, name)
     await observer.ask("rm /guest/run/nobody-opens-it")
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3])
+async def test_an_exec_whose_caller_leaves(guest: Guest, observer: Observer, moment: float) -> None:
+    """Whether it was taken back or had been done: it runs once when it is asked for again."""
+    await runs(guest, request())  # the first exit of all makes a file
+    before = await observer.census()
+    name = await guest.start("while :; do sleep 1; done")
+    words = json.dumps({"args": ["sleep", "4711"], "cwd": "/"}).encode()
+    wanted = processes.ExecRequest(container_id=name, exec_id="again", process=words)
+    call = guest.processes.Exec(wanted)
+    await asyncio.wait([asyncio.ensure_future(_outcome(call))], timeout=moment)
+    call.cancel()
+    pid = (await guest.processes.Exec(wanted)).pid
+    running = [line.split() for line in (await observer.ask("ps -o pid,args")).splitlines()]
+    assert [each[0] for each in running if each[1:] == ["sleep", "4711"]] == [str(pid)]
+    await guest.remove(name)
+    await observer.returns_to(before)
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.2])
+async def test_an_update_whose_caller_leaves(guest: Guest, moment: float) -> None:
+    """All of it is done, or nothing."""
+    name = await guest.start("while :; do sleep 1; done", linux={"resources": {"pids": _PIDS}})
+    limits = json.dumps({"pids": {"limit": 50}, "cpu": {"shares": 2048}}).encode()
+    call = guest.containers.Update(containers.UpdateContainerRequest(id=name, resources=limits))
+    await asyncio.wait([asyncio.ensure_future(_outcome(call))], timeout=moment)
+    call.cancel()
+    await guest.containers.Update(containers.UpdateContainerRequest(id=name))
+    group = f"/guest/sys/fs/cgroup/pods/*/{name}"
+    found = (await guest.probe(f"cat {group}/pids.max {group}/cpu.weight")).split()
+    assert found in (["40", "100"], ["50", "79"]), found
+    await guest.remove(name)
 
 
 async def _outcome(call: Any) -> str:

@@ -132,21 +132,23 @@ class Containers:
     async def pause(self, container_id: str, timeout: float | None = None) -> ContainerStatus:
         """Stop all its processes until it is resumed; a second time is fine.
 
-        Raises UNKNOWN_CONTAINER, WRONG_STATE, OPERATION_TIMED_OUT with everybody running.
+        When all of its callers have left before that, everybody runs again. Raises
+        UNKNOWN_CONTAINER, WRONG_STATE, OPERATION_TIMED_OUT with everybody running.
         """
-        return await self._change(container_id, timeout, self._pause)
+        return await self._change(container_id, timeout, self._pause, wish="pause")
 
     async def resume(self, container_id: str, timeout: float | None = None) -> ContainerStatus:
         """End its pause; one that runs is answered with its status.
 
         Raises UNKNOWN_CONTAINER, WRONG_STATE, OPERATION_TIMED_OUT.
         """
-        return await self._change(container_id, timeout, self._resume)
+        return await self._change(container_id, timeout, self._resume, wish="resume")
 
     async def update(self, change: ContainerUpdate) -> ContainerStatus:
         """Change limits, device grants and exclusive CPUs, all of it or nothing.
 
-        Raises BAD_SPEC, BAD_FIELD, UNKNOWN_CONTAINER, UNKNOWN_DEVICE, WRONG_STATE (it is
+        When all of its callers have left before it is done, it is taken back. Raises
+        BAD_SPEC, BAD_FIELD, UNKNOWN_CONTAINER, UNKNOWN_DEVICE, WRONG_STATE (it is
         paused, has ended, or a new node can't be made in it), CPUS_EXHAUSTED,
         RUNTIME_REFUSED, NOT_SUPPORTED.
         """
@@ -159,7 +161,8 @@ class Containers:
                 support.check_resources(resources, await self._context.support())
             await update.apply(self._context, container, change, resources, deadline)
 
-        return await self._change(change.id, change.timeout, work)
+        wish = "update " + fingerprint(change)
+        return await self._change(change.id, change.timeout, work, wish=wish)
 
     async def remove(
         self,
@@ -200,14 +203,19 @@ class Containers:
         return tuple((i, error) for i, error in left if isinstance(error, AgentError))
 
     async def turn(
-        self, key: str, work: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline
+        self,
+        key: str,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        deadline: Deadline,
+        *,
+        wish: str,
     ) -> T:
         """The result of `work` as the next turn under this key, see core.turns.Requests.
 
         Raises OPERATION_TIMED_OUT when that does not come before the deadline, WRONG_STATE
         when the container's removal has stopped it.
         """
-        return await self._requests.take(key, work, deadline)
+        return await self._requests.take(key, work, deadline, wish=wish)
 
     async def _change(
         self,
@@ -215,7 +223,7 @@ class Containers:
         timeout: float | None,
         work: Callable[[Container, Deadline], Awaitable[None]],
         *,
-        wish: str = "",
+        wish: str,
     ) -> ContainerStatus:
         """Do it as the container's next turn; the status after it."""
         self.table.container(container_id)
@@ -318,7 +326,7 @@ class Containers:
         paused = container.state is ContainerState.PAUSED
         try:
             await container.cgroup.freeze(deadline)
-        except AgentError:
+        except (AgentError, asyncio.CancelledError):
             self._context.events.publish("container_resumed", container.id, {"why": "failed"})
             raise
         if not paused:
@@ -328,8 +336,12 @@ class Containers:
         container.require("resume it", ContainerState.RUNNING, ContainerState.PAUSED)
         if container.state is ContainerState.RUNNING:
             return
-        await container.cgroup.thaw(deadline)
-        self._context.events.publish("container_resumed", container.id, {"why": "asked"})
+        try:
+            await container.cgroup.thaw(deadline)
+        finally:
+            # Also when nobody waits any more until the kernel has done what it was told.
+            if not container.cgroup.frozen:
+                self._context.events.publish("container_resumed", container.id, {"why": "asked"})
 
     def device_vanished(self, device_id: str) -> None:
         """Revoke a device that went by itself: its numbers may be another's at any moment."""

@@ -54,7 +54,8 @@ class Processes:
         """Run one more process in a running container; returns its pid.
 
         The same request again is answered with the same pid, also when that
-        process has ended. Raises BAD_ID, BAD_SPEC, UNKNOWN_CONTAINER, WRONG_STATE,
+        process has ended. When all of its callers have left before it runs, it is
+        taken back. Raises BAD_ID, BAD_SPEC, UNKNOWN_CONTAINER, WRONG_STATE,
         ID_IN_USE, LIMIT_REACHED, RUNTIME_REFUSED; after an error nothing is left of it.
         """
         check_id("exec", request.exec_id)
@@ -63,7 +64,8 @@ class Processes:
         self._table.container(request.container_id)
         key = f"{request.container_id}:{request.exec_id}"
         work = partial(self._exec, request, wanted, deadline)
-        return await self._containers.turn(key, work, deadline)
+        wish = "exec " + fingerprint(request)
+        return await self._containers.turn(key, work, deadline, wish=wish)
 
     async def signal(self, ref: ProcessRef, signal: int, *, all_processes: bool = False) -> None:
         """Send a signal, as it is: the first process of a container with pids of its own

@@ -20,6 +20,7 @@ from agent.core.life import (
 )
 from agent.core.model import (
     ContainerRequest,
+    ContainerUpdate,
     DeviceGrant,
     DeviceNode,
     ExecRequest,
@@ -216,12 +217,14 @@ def _node(data: dict[str, Any]) -> DeviceNode:
     return DeviceNode(**{**data, "type": NodeType(data["type"])})
 
 
-def fingerprint(request: ContainerRequest | ExecRequest) -> str:
+def fingerprint(request: ContainerRequest | ContainerUpdate | ExecRequest) -> str:
     """Tells the same request from another one, without keeping it: specifications are big."""
-    if isinstance(request, ContainerRequest):
-        request = dataclasses.replace(request, spec=_digest(request.spec), timeout=None)
-    else:
-        request = dataclasses.replace(request, process=_digest(request.process), timeout=None)
+    request = dataclasses.replace(request, timeout=None)
+    match request:
+        case ContainerRequest():
+            request = dataclasses.replace(request, spec=_digest(request.spec))
+        case ExecRequest():
+            request = dataclasses.replace(request, process=_digest(request.process))
     return _digest(repr(request).encode("utf-8", "surrogatepass")).hex()
 
 

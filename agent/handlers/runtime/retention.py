@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from weakref import WeakSet, ref
 
 from agent.core.errors import Reason, exhausted
 from agent.handlers.runtime.departed import REMEMBERED
@@ -24,21 +25,21 @@ EXEC_LIMIT = 4096
 
 
 class Retention:
-    """Forgets finished processes in time."""
+    """Forgets finished processes in time. It keeps none that went with its container."""
 
     def __init__(self, table: ContainerTable, turns: Turns, *, limit: int = EXEC_LIMIT) -> None:
         self._table = table
         self._turns = turns
         self._limit = limit
-        self._due: set[str] = set()
+        self._due: WeakSet[Process] = WeakSet()
 
     def exited(self, process: Process) -> None:
         """The time begins to run."""
-        asyncio.get_running_loop().call_later(REMEMBERED, self._is_due, process)
+        asyncio.get_running_loop().call_later(REMEMBERED, self._is_due, ref(process))
 
     def read(self, process: Process) -> None:
         """Some reader has read all there is; perhaps only that was waited for."""
-        if process.record.key in self._due and process.streams.all_read:
+        if process in self._due and process.streams.all_read:
             self._forget_soon(process)
 
     async def make_room(self, container: Container) -> None:
@@ -58,18 +59,19 @@ class Retention:
             )
         await self._forget(finished[0])
 
-    def _is_due(self, process: Process) -> None:
-        if self._is_there(process):
-            self._due.add(process.record.key)
+    def _is_due(self, ended: ref[Process]) -> None:
+        process = ended()
+        if process is not None and self._is_there(process):
+            self._due.add(process)
             self.read(process)
 
     def _forget_soon(self, process: Process) -> None:
-        self._due.discard(process.record.key)
+        self._due.discard(process)
         self._turns.enqueue(process.record.key, lambda: self._forget(process))
 
     async def _forget(self, process: Process) -> None:
         if self._is_there(process):
-            self._due.discard(process.record.key)
+            self._due.discard(process)
             container = self._table.container(process.record.container_id)
             del container.processes[process.record.exec_id]
             self._table.remember(process)

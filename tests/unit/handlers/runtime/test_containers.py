@@ -458,6 +458,62 @@ async def test_a_start_whose_caller_leaves_is_given_up(bed: Bed, life: Life) -> 
     assert bed.crun.operations() == ["create", "start", "state"]
 
 
+async def test_an_exec_whose_caller_leaves_is_taken_back(bed: Bed, running: Life) -> None:
+    bed.crun.plan(hang=["exec"])
+    request = replace(bed.exec_request("sleep 100"), timeout=300)
+    execing = asyncio.create_task(running.processes.exec(request))
+    await until(lambda: "exec" in bed.crun.operations())
+    execing.cancel()
+    await asyncio.wait([execing])
+    bed.crun.plan(hang=[])
+    # As the next turn, so that the first one's end is over.
+    assert await running.processes.exec(request) > 0
+    assert bed.crun.operations().count("exec") == 2
+
+
+async def test_an_update_whose_caller_leaves_is_taken_back(bed: Bed, running: Life) -> None:
+    group = running.containers.table.container("c1").cgroup
+    group.set_limits({"memory.max": "4096"})
+    bed.crun.plan(hang=["update"])
+    change = ContainerUpdate(
+        id="c1", resources=b'{"memory": {"limit": 8192}}', exclusive_cpus=1, timeout=300
+    )
+    updating = asyncio.create_task(running.containers.update(change))
+    await until(lambda: "update" in bed.crun.operations())
+    updating.cancel()
+    await asyncio.wait([updating])
+    bed.crun.plan(hang=[])
+    await running.containers.update(ContainerUpdate(id="c1"))
+    record = running.containers.table.container("c1").record
+    assert (group.limits()["memory.max"], record.exclusive_cpus) == ("4096", 0)
+
+
+async def test_a_pause_whose_caller_leaves_ends(
+    bed: Bed, running: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeGroup, "slow", True)
+    pausing = asyncio.create_task(running.containers.pause("c1", 300))
+    await until(lambda: running.containers.get("c1").state is ContainerState.PAUSED)
+    pausing.cancel()
+    await asyncio.wait([pausing])
+    resumed = await running.containers.resume("c1")
+    assert resumed.state is ContainerState.RUNNING
+    assert running.events.published[-1] == ("container_resumed", "c1", {"why": "failed"})
+
+
+async def test_a_resume_whose_caller_leaves_has_told_the_kernel(
+    bed: Bed, running: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.containers.pause("c1")
+    monkeypatch.setattr(FakeGroup, "slow", True)
+    resuming = asyncio.create_task(running.containers.resume("c1", 300))
+    await until(lambda: running.containers.get("c1").state is ContainerState.RUNNING)
+    resuming.cancel()
+    await asyncio.wait([resuming])
+    await running.containers.update(ContainerUpdate(id="c1"))
+    assert running.events.published[-1] == ("container_resumed", "c1", {"why": "asked"})
+
+
 async def test_a_removal_stops_what_hangs_before_it(bed: Bed, life: Life) -> None:
     starting = await hang_in_start(bed, life)
     waiting = asyncio.create_task(life.containers.pause("c1", 300))

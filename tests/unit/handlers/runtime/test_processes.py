@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -388,6 +390,21 @@ async def test_a_finished_exec_is_forgotten_once_it_is_read(
     with pytest.raises(AgentError) as caught:
         running.processes.has_terminal(E1)
     assert caught.value.reason is Reason.UNKNOWN_PROCESS
+
+
+async def test_nothing_keeps_the_processes_of_a_container_that_is_gone(
+    bed: Bed, running: Life
+) -> None:
+    """Not for the minute in which they would have been kept: there may be many each second."""
+    await running.processes.exec(bed.exec_request("echo x"))
+    assert await running.output("c1", "e1") == b"x\n"
+    await running.wait("c1", "e1")
+    kept = weakref.WeakSet(running.containers.table.container("c1").processes.values())
+    assert len(kept) == 2
+    await running.containers.remove("c1", 0, 10)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not kept
 
 
 async def test_an_exec_may_be_forgotten_while_its_container_is_removed(
