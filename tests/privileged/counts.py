@@ -13,3 +13,7 @@ FEWER = "INNKEEPER_TESTS_FEWER"
 
 def often(count: int) -> int:
     return count // 5 if os.environ.get(FEWER) == "1" else count
+
+
+STEP = 5 // often(5)
+"""From one to the next, where each place in a row is tried: each, or every fifth."""

@@ -32,7 +32,7 @@ from agent.core.tree import SysfsTree
 from agent.handlers.network.interfaces import Interfaces
 from agent.linux.uevents import KernelUevents
 from tests.fakes.failing_netlink import FailingNetlink
-from tests.privileged.counts import often
+from tests.privileged.counts import STEP
 from tests.privileged.netlab import Lab, lab
 
 # Counters, what moves by itself, and what a bridge takes from its members for good.
@@ -94,7 +94,7 @@ class InterfaceLab:
         again as it had been; how many those were. `done`: it fails after it was made. Under
         emulation every fifth is enough."""
         before = self.snapshot()
-        for n in itertools.count(1, 5 // often(5)):
+        for n in itertools.count(1, STEP):
             netlink = FailingNetlink(self.lab.netlink, n, done=done())
             error = await self._refusal(netlink, wishes)
             if error is None:

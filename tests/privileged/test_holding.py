@@ -16,6 +16,7 @@ from agent.core.network import LinkKind, LinkMaking
 from agent.handlers.network import holding_data
 from agent.handlers.network.holding import Holding, give_back, held, plan
 from tests.fakes.failing_netlink import FailingNetlink
+from tests.privileged.counts import STEP
 from tests.privileged.netlab import Lab, lab
 
 pytestmark = [
@@ -184,7 +185,7 @@ async def test_a_refusal_does_not_stop_the_rest(net: Lab, done: bool) -> None:
         assert differences(before, everything(net)) == []
         if failing.seen < number:
             return
-        number += 1
+        number += STEP
 
 
 async def test_what_can_not_be_given_back_is_told(net: Lab) -> None:

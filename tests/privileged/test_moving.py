@@ -20,6 +20,7 @@ from agent.core.state import StateStore
 from agent.handlers.network.lending import Lending, Sandbox
 from tests.fakes.keeper import FakeKeeper
 from tests.privileged import netlab
+from tests.privileged.counts import STEP
 from tests.privileged.netlab import Lab
 
 pytestmark = [
@@ -420,7 +421,7 @@ async def test_any_change_fails_once(bed: Bed, done: bool) -> None:
         assert bed.nothing_is_left()
         if failing.seen < number:
             break
-        number += 1
+        number += STEP
     assert carried_out
     assert {error.reason for error in refusals} == {Reason.KERNEL_REFUSED}
     assert [error.fields["not_undone"] for error in refusals if "not_undone" in error.fields] == []
@@ -439,7 +440,7 @@ async def test_the_agent_dies_at_any_change_on_the_way_there(bed: Bed, done: boo
         assert seen(bed.home) == before
         assert names(bed.there) == {"lo"}
         assert bed.nothing_is_left()
-        number += 1
+        number += STEP
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -456,7 +457,7 @@ async def test_the_agent_dies_at_any_change_on_the_way_back(bed: Bed, done: bool
         assert bed.nothing_is_left()
         if not died:
             return
-        number += 1
+        number += STEP
 
 
 class _Failing:

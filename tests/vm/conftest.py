@@ -15,7 +15,6 @@ from innkeeper.shim import commands
 from innkeeper.shim.client import VmSpec
 from tests.vm.guest import Guest, booted
 
-
 LONG = (
     *("privileged_in_guest", "transport", "shares", "network", "served_storages"),
     *("container_counts", "sandbox_setup", "streams", "cli", "device_classes", "storage_faults"),

@@ -12,10 +12,11 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from agent.core.errors import AgentError, Code, Reason, timed_out
+from agent.core.threads import to_its_end
 from agent.handlers.network.sysctls import SysctlTree, Wish, path_of, rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from agent.core.deadlines import Deadline
     from agent.core.roots import Roots
@@ -116,7 +117,7 @@ async def put(roots: Roots, wishes: Sequence[Wish], deadline: Deadline) -> None:
                     raise timed_out("sysctls: the time is over")
                 tree.set(wish)
 
-    await _to_its_end(write, stop)
+    await to_its_end(write, stop)
 
 
 async def put_back(roots: Roots, values: Former) -> dict[str, str]:
@@ -133,14 +134,3 @@ async def put_back(roots: Roots, values: Former) -> dict[str, str]:
         return failed
 
     return await asyncio.to_thread(write)
-
-
-async def _to_its_end(work: Callable[[], None], stop: threading.Event) -> None:
-    """Nobody may put values back while it still writes."""
-    job = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        await asyncio.shield(job)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([job])
-        raise

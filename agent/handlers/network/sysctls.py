@@ -6,7 +6,6 @@ that "net.ipv4.conf.eth0/100.forwarding" and "net/ipv4/conf/eth0.100/forwarding"
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from agent.core.errors import AgentError, Code, Reason, invalid, kernel_refused, timed_out
+from agent.core.threads import to_its_end
 from agent.linux.openat2 import Resolve, open_resolved
 
 if TYPE_CHECKING:
@@ -84,13 +84,7 @@ async def apply(
         if stop.is_set() or deadline.passed:
             raise timed_out("sysctls: the time is over", hint="nothing has changed")
 
-    job = asyncio.ensure_future(asyncio.to_thread(_apply, roots, wishes, check))
-    try:
-        return await asyncio.shield(job)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([job])
-        raise
+    return await to_its_end(lambda: _apply(roots, wishes, check), stop)
 
 
 def wishes_of(values: Mapping[str, str]) -> tuple[Wish, ...]:
