@@ -48,6 +48,8 @@ LONGEST_TIMEOUT = 3600.0
 # the event, and how long for each answer of the agent's.
 _UNDO_LIMIT = 10.0
 _AGENT_LIMIT = 3.0
+# For what is in the way of the next device of that id: a busy guest may take so long.
+_FORGETTING_LIMIT = 15.0
 _LOOK_AGAIN = 0.1
 _DEVICES = "/machine/peripheral"
 # A second plug after a removal nobody asked for; a third would fight the guest.
@@ -482,7 +484,7 @@ class Plugger:
         """A guest that can't be told now is told before the next plug."""
         self._unforgotten.pop(device.id, None)
         try:
-            async with asyncio.timeout(_AGENT_LIMIT):
+            async with asyncio.timeout(_FORGETTING_LIMIT):
                 if await self._guest.has(device):
                     await self._guest.complete_detach(device.id)
         except (ShimError, TimeoutError) as error:
