@@ -8,19 +8,15 @@ import errno
 import os
 import select
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from agent.core.errors import AgentError, Reason
 from agent.core.life import StreamOptions, Until, WhenFull
 from agent.core.model import OutputChunk, Stream
-from agent.core.pid1 import Pid1Client
 from agent.handlers.runtime.streams import outputs
 from agent.handlers.runtime.streams.streams import StreamHome, Streams
 from agent.linux import splicing
-from tests.fakes.pid1 import FakePid1
 from tests.fakes.stream_ends import (
     OPTIONS,
     PIPE,
@@ -36,28 +32,6 @@ from tests.fakes.stream_ends import (
 from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
-
-
-@pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[StreamHome]:
-    async with FakePid1(tmp_path / "init.sock") as pid1:
-        client = Pid1Client(pid1.path)
-        yield StreamHome(keeper=client, spools=tmp_path / "spools")
-        client.close()
-
-
-@pytest.fixture
-async def agent(home: StreamHome) -> AsyncIterator[Agent]:
-    agent = Agent(home)
-    yield agent
-    await agent.streams.discard()
-
-
-@pytest.fixture
-async def child(agent: Agent) -> AsyncIterator[Child]:
-    child = await agent.start()
-    yield child
-    child.close()
 
 
 async def filled(child: Child) -> int:
@@ -312,18 +286,6 @@ async def test_the_input_of_a_process_that_ended_is_over(agent: Agent, child: Ch
 
 
 # Terminals.
-
-
-@pytest.fixture
-async def on_terminal(home: StreamHome) -> AsyncIterator[tuple[Streams, Terminal]]:
-    terminal = Terminal()
-    streams = Streams(home, REF, terminal=True, options=OPTIONS)
-    await streams.open_terminal(terminal.master)
-    streams.begin()
-    yield streams, terminal
-    await streams.discard()
-    with contextlib.suppress(OSError):
-        os.close(terminal.slave)
 
 
 async def test_a_terminals_end_counts_at_once(on_terminal: tuple[Streams, Terminal]) -> None:

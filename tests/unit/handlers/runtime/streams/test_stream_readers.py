@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,24 +12,14 @@ import pytest
 from agent.core.errors import AgentError, Reason
 from agent.core.life import StreamOptions, Until, WhenFull
 from agent.core.model import OutputChunk, OutputGap, Stream
-from agent.core.pid1 import Pid1Client
 from agent.handlers.runtime.streams import outputs, reading
 from agent.handlers.runtime.streams.streams import StreamHome, Streams
-from tests.fakes.pid1 import FakePid1
 from tests.fakes.stream_ends import OPTIONS, PIPE, REF, WINDOW, Agent, Child, pieces, read, text
 from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
 
 DROP = StreamOptions(window=WINDOW, when_full=WhenFull.DROP)
-
-
-@pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[StreamHome]:
-    async with FakePid1(tmp_path / "init.sock") as pid1:
-        client = Pid1Client(pid1.path)
-        yield StreamHome(keeper=client, spools=tmp_path / "spools")
-        client.close()
 
 
 @asynccontextmanager

@@ -6,17 +6,13 @@ The test plays the process, at the other ends of the pipes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import tty
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from agent.core.errors import AgentError, Code, Reason
 from agent.core.model import OutputChunk, Stream
-from agent.core.pid1 import Pid1Client
 from agent.handlers.runtime.streams.streams import StreamHome, Streams
 from agent.linux import splicing
 from tests.fakes.pid1 import FakePid1
@@ -24,33 +20,6 @@ from tests.fakes.stream_ends import OPTIONS, REF, WINDOW, Agent, Child, Terminal
 from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.unit, pytest.mark.containers]
-
-
-@pytest.fixture
-async def pid1(tmp_path: Path) -> AsyncIterator[FakePid1]:
-    async with FakePid1(tmp_path / "init.sock") as fake:
-        yield fake
-
-
-@pytest.fixture
-async def home(tmp_path: Path, pid1: FakePid1) -> AsyncIterator[StreamHome]:
-    client = Pid1Client(pid1.path)
-    yield StreamHome(keeper=client, spools=tmp_path / "spools")
-    client.close()
-
-
-@pytest.fixture
-async def agent(home: StreamHome) -> AsyncIterator[Agent]:
-    agent = Agent(home)
-    yield agent
-    await agent.streams.discard()
-
-
-@pytest.fixture
-async def child(agent: Agent) -> AsyncIterator[Child]:
-    child = await agent.start()
-    yield child
-    child.close()
 
 
 async def test_output_comes_with_offsets_and_each_stream_ends(agent: Agent, child: Child) -> None:
@@ -319,18 +288,6 @@ async def test_a_full_tmpfs_stops_a_stream_until_space_is_given_back(
     monkeypatch.setattr(splicing, "splice_to_file", real)
     home.space.freed()
     assert text(await reading) == b"kept in the pipe"
-
-
-@pytest.fixture
-async def on_terminal(home: StreamHome) -> AsyncIterator[tuple[Streams, Terminal]]:
-    terminal = Terminal()
-    streams = Streams(home, REF, terminal=True, options=OPTIONS)
-    await streams.open_terminal(terminal.master)
-    streams.begin()
-    yield streams, terminal
-    await streams.discard()
-    with contextlib.suppress(OSError):
-        os.close(terminal.slave)
 
 
 async def test_a_terminal_has_output_and_no_errors(on_terminal: tuple[Streams, Terminal]) -> None:
