@@ -184,6 +184,7 @@ def begin(
     entry = Path(plan["proc"]) / str(pid)
     entry.mkdir(parents=True, exist_ok=True)
     (entry / "cgroup").write_text(f"0::{cgroup}\n")
+    (entry / "fd").symlink_to(f"/proc/{pid}/fd")
     (entry / "ns").mkdir(exist_ok=True)
     (entry / "ns" / "net").touch()
     tell_pid1(plan["pid1"], pid, cgroup)

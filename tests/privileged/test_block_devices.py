@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def bdf_of(disk: Path) -> str:
 
 def request(address: str, device_id: str = "d1", **expected: object) -> DeviceRequest:
     kind = BlockExpectation(**expected)  # type: ignore[arg-type]
-    return DeviceRequest(id=device_id, address=parse_address(address), kind=kind, timeout=2.0)
+    return DeviceRequest(id=device_id, address=parse_address(address), kind=kind, timeout=20.0)
 
 
 def kibibytes(disk: Path) -> int:
@@ -101,5 +102,5 @@ async def test_a_disk_that_does_not_leave(devices: DeviceManager, disk: Path) ->
 
 async def test_nothing_at_an_address(devices: DeviceManager) -> None:
     with pytest.raises(AgentError, match="the root bus") as caught:
-        await devices.attach(request("1d.7"))
+        await devices.attach(replace(request("1d.7"), timeout=0.5))
     assert caught.value.reason is Reason.DEVICE_NOT_READY

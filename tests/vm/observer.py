@@ -26,6 +26,8 @@ _RUN = "/guest/run/innkeeper"
 _FILES = f"find {_RUN} -xdev ! -path '{_RUN}/state/departed*'; find {_RUN}/spools"
 _SETTLING = 20.0
 """Seconds in which what was used must be given back; only a leak takes them."""
+_POOL = 16
+"""Threads of the agent that there may be at any time: its pool fills when much goes on."""
 _LINGERING = LINGER + 5.0
 """Seconds until those that still are there are in a call, which may hang."""
 
@@ -78,17 +80,18 @@ class Observer:
         return self._attachment.data[STDOUT][before : -len(_END)].decode()
 
     async def census(self) -> Census:
-        """What there is at rest: without the file workers that wait a moment for more to do."""
+        """What there is at rest: no call of the runtime is under way, and no file worker but
+        one waits for more to do."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _LINGERING
-        while await self._file_workers() > 1:
-            if loop.time() > deadline:
-                break
+        while await self._is_busy() and loop.time() < deadline:
+            pass
         return await self._look()
 
-    async def _file_workers(self) -> int:
+    async def _is_busy(self) -> bool:
         running = _processes(await self.ask("ps -o pid,ppid,stat,args"))
-        return sum("agent.linux.fsworker" in each.arguments for each in running)
+        workers = sum("agent.linux.fsworker" in each.arguments for each in running)
+        return workers > 1 or bool(await self._lines(f"ls {_RUN}/crun-logs 2>/dev/null"))
 
     async def _look(self) -> Census:
         running = _processes(await self.ask("ps -o pid,ppid,stat,args"))
@@ -97,7 +100,7 @@ class Observer:
             init=await self._descriptors(1),
             relay=await self._descriptors(relay),
             agent=await self._descriptors(agent),
-            agent_threads=len((await self.ask(f"ls /proc/{agent}/task")).split()),
+            agent_threads=max(_POOL, len(await self._lines(f"ls /proc/{agent}/task"))),
             processes=Counter(f"{each.state} {each.arguments}" for each in running),
             mounts=Counter(_mount(line) for line in await self._lines("cat /proc/1/mountinfo")),
             cgroups=Counter(await self._lines("find /sys/fs/cgroup -type d")),

@@ -271,7 +271,7 @@ class Processes:
         if pid:
             signal_member(self._context.roots, pid, record.cgroup, signals.SIGKILL)
         pid_file = str(container.bundle.exec_pid_file(record.exec_id))
-        await kill_left(self._context, container, pid_file)
+        await kill_left(self._context, container, pid_file, process.streams.pipes)
 
     def _whole_container(self, ref: ProcessRef) -> Container:
         if ref.exec_id:

@@ -1,8 +1,10 @@
 """What a call of the runtime left in a container when it failed or was cut off.
 
 An exec's process is the runtime's own program until the very end, with the arguments of
-the call, among them the exec's own file for the pid: no other call has that. A process of
-the container that shows the same arguments only asks to be killed.
+the call, among them the exec's own file for the pid: no other call has that. Then it is
+the program that was asked for, of which the runtime, when it is cut off just then, has
+told nobody; but its standard streams are the pipes that were made for it. A process of
+the container that shows the same arguments, or holds the same pipes, only asks to be killed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from agent.core.errors import AgentError
 from agent.handlers.runtime.cgroup import open_member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from agent.handlers.runtime.context import RuntimeContext
     from agent.handlers.runtime.table import Container
@@ -32,9 +35,13 @@ _TIME_OF_PORTION = 2.0
 """Seconds: a container can make whoever reads its processes' arguments wait."""
 
 
-async def kill_left(context: RuntimeContext, container: Container, argument: str) -> None:
-    """SIGKILL to every process of the container that has this argument. Raises AgentError
-    when not all of them could be looked at."""
+async def kill_left(
+    context: RuntimeContext, container: Container, argument: str, pipes: Collection[str]
+) -> None:
+    """SIGKILL to every process of the container that has this argument, or one of these pipes
+    ("pipe:[INODE]") as its standard stream. Raises AgentError when not all of them could be
+    looked at."""
+    _kill_holders(context, container, pipes)
     pids = sorted(set(container.cgroup.members()))
     deadline = Deadline.after(_TIME)
     failure = None
@@ -46,6 +53,28 @@ async def kill_left(context: RuntimeContext, container: Container, argument: str
             failure = error
     if failure is not None:
         raise failure
+
+
+def _kill_holders(context: RuntimeContext, container: Container, pipes: Collection[str]) -> None:
+    with _opened(context, container.cgroup.members(), container.record.cgroup) as pidfds:
+        for pid, pidfd in pidfds.items():
+            if not _standard_streams(context.roots.proc / str(pid) / "fd").isdisjoint(pipes):
+                _kill_one(container, pid, pidfd)
+
+
+def _standard_streams(directory: Path) -> set[str]:
+    """What the kernel calls them (proc_pid_fd(5)); to read that waits for no file system."""
+    found = set()
+    for number in range(3):
+        with contextlib.suppress(OSError):
+            found.add(str((directory / str(number)).readlink()))
+    return found
+
+
+def _kill_one(container: Container, pid: int, pidfd: int) -> None:
+    log.warning("container %s: %d is left of a failed exec: killed", container.id, pid)
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 async def _kill(
@@ -66,9 +95,7 @@ async def _kill(
         }
         rows = await context.files.list_processes(question, deadline)
         for pid in _with_argument(rows, argument):
-            log.warning("container %s: %d is left of a failed exec: killed", container.id, pid)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfds[pid], signal.SIGKILL)
+            _kill_one(container, pid, pidfds[pid])
 
 
 @contextlib.contextmanager

@@ -138,6 +138,11 @@ class Streams:
         await self._store_all()
         return Stdio(stdin=stdin[0], stdout=stdout[1], stderr=stderr[1])
 
+    @property
+    def pipes(self) -> frozenset[str]:
+        """The process's pipes as /proc names them, from `open_pipes` to `begin`."""
+        return frozenset(f"pipe:[{os.fstat(fd).st_ino}]" for fd in self._theirs)
+
     async def open_terminal(self, master: int) -> None:
         """Keep a terminal's master side, which is ours from here on."""
         self._take(_MASTER, master)

@@ -471,6 +471,21 @@ async def test_an_exec_whose_caller_leaves_is_taken_back(bed: Bed, running: Life
     assert bed.crun.operations().count("exec") == 2
 
 
+async def test_an_exec_that_is_cut_off_before_its_pid_is_told_is_killed(
+    bed: Bed, running: Life
+) -> None:
+    """It is the program that was asked for by then, and only its pipes tell whose it is."""
+    group = running.containers.table.container("c1").cgroup
+    before = set(group.members())
+    bed.crun.plan(hang=["exec"], skip=["pid-file"])
+    request = replace(bed.exec_request("exec sleep 100"), timeout=300)
+    execing = asyncio.create_task(running.processes.exec(request))
+    await until(lambda: set(group.members()) > before)
+    execing.cancel()
+    await asyncio.wait([execing])
+    await until(lambda: set(group.members()) == before)
+
+
 async def test_an_update_whose_caller_leaves_is_taken_back(bed: Bed, running: Life) -> None:
     group = running.containers.table.container("c1").cgroup
     group.set_limits({"memory.max": "4096"})
