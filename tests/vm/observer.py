@@ -116,6 +116,16 @@ class Observer:
 
         await _until_nothing(differences)
 
+    async def sees_only(self, pid: int, arguments: str) -> None:
+        """Fails unless this process, and in the end no other, has these arguments."""
+
+        async def wrong() -> str:
+            running = _processes(await self.ask("ps -o pid,ppid,stat,args"))
+            found = [each.pid for each in running if each.arguments == arguments]
+            return f"{arguments}: {found}" if found != [pid] else ""
+
+        await _until_nothing(wrong)
+
     async def sees_no_zombies(self) -> None:
         """Fails when some stay."""
 

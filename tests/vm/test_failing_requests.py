@@ -238,10 +238,10 @@ async def test_an_exec_whose_caller_leaves(guest: Guest, observer: Observer, mom
     call = guest.processes.Exec(wanted)
     await asyncio.wait([asyncio.ensure_future(_outcome(call))], timeout=moment)
     call.cancel()
-    pid = (await guest.processes.Exec(wanted)).pid
-    running = [line.split() for line in (await observer.ask("ps -o pid,args")).splitlines()]
-    assert [each[0] for each in running if each[1:] == ["sleep", "4711"]] == [str(pid)]
-    await guest.remove(name)
+    try:
+        await observer.sees_only((await guest.processes.Exec(wanted)).pid, "sleep 4711")
+    finally:
+        await guest.remove(name)
     await observer.returns_to(before)
 
 

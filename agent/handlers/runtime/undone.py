@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.core.deadlines import Deadline
 from agent.core.errors import AgentError
@@ -35,31 +35,31 @@ _TIME_OF_PORTION = 2.0
 """Seconds: a container can make whoever reads its processes' arguments wait."""
 
 
+class _Left(NamedTuple):
+    """How processes of one call of the runtime are known."""
+
+    argument: str
+    pipes: frozenset[str]
+
+
 async def kill_left(
     context: RuntimeContext, container: Container, argument: str, pipes: Collection[str]
 ) -> None:
     """SIGKILL to every process of the container that has this argument, or one of these pipes
     ("pipe:[INODE]") as its standard stream. Raises AgentError when not all of them could be
     looked at."""
-    _kill_holders(context, container, pipes)
+    left = _Left(argument, frozenset(pipes))
     pids = sorted(set(container.cgroup.members()))
     deadline = Deadline.after(_TIME)
     failure = None
     for start in range(0, len(pids), _PORTION):
         try:
             portion = pids[start : start + _PORTION]
-            await _kill(context, container, portion, argument, deadline.earlier(_TIME_OF_PORTION))
+            await _kill(context, container, portion, left, deadline.earlier(_TIME_OF_PORTION))
         except AgentError as error:
             failure = error
     if failure is not None:
         raise failure
-
-
-def _kill_holders(context: RuntimeContext, container: Container, pipes: Collection[str]) -> None:
-    with _opened(context, container.cgroup.members(), container.record.cgroup) as pidfds:
-        for pid, pidfd in pidfds.items():
-            if not _standard_streams(context.roots.proc / str(pid) / "fd").isdisjoint(pipes):
-                _kill_one(container, pid, pidfd)
 
 
 def _standard_streams(directory: Path) -> set[str]:
@@ -81,12 +81,15 @@ async def _kill(
     context: RuntimeContext,
     container: Container,
     pids: list[int],
-    argument: str,
+    left: _Left,
     deadline: Deadline,
 ) -> None:
     cgroup = container.record.cgroup
     # Opened before they are looked at: what is told is of them, or of one that is gone.
     with _opened(context, pids, cgroup) as pidfds:
+        for pid, pidfd in pidfds.items():
+            if not _standard_streams(context.roots.proc / str(pid) / "fd").isdisjoint(left.pipes):
+                _kill_one(container, pid, pidfd)
         question = {
             "proc": str(context.roots.proc),
             "pids": list(pidfds),
@@ -94,7 +97,7 @@ async def _kill(
             "argument_bytes": _ARGUMENT_BYTES,
         }
         rows = await context.files.list_processes(question, deadline)
-        for pid in _with_argument(rows, argument):
+        for pid in _with_argument(rows, left.argument):
             _kill_one(container, pid, pidfds[pid])
 
 
